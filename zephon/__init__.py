@@ -1,0 +1,72 @@
+"""Zephon: a data loader for training foundation models, whose stream does not depend on how or where it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PLACES = {
+    "Accumulator": "zephon.ops.accumulator",
+    "Batch": "zephon.batch",
+    "Dataset": "zephon.io.dataset",
+    "Emitted": "zephon.ops.accumulator",
+    "MISSING": "zephon.record",
+    "Operator": "zephon.ops.base",
+    "Pipeline": "zephon.pipeline",
+    "Pointers": "zephon.record",
+    "StaticMixture": "zephon.work.static_mixture",
+    "WorkSource": "zephon.work.source",
+    "FlatSource": "zephon.work.source",
+    "errors": "zephon.errors",
+    "merge_states": "zephon.checkpoint.merge",
+}
+
+__all__ = [  # noqa: RUF022
+    "Accumulator",
+    "Batch",
+    "Dataset",
+    "Emitted",
+    "MISSING",
+    "Operator",
+    "Pipeline",
+    "Pointers",
+    "StaticMixture",
+    "WorkSource",
+    "FlatSource",
+    "errors",
+    "merge_states",
+    "__version__",
+]
+
+if TYPE_CHECKING:
+    from zephon import errors as errors
+    from zephon.batch import Batch as Batch
+    from zephon.checkpoint.merge import merge_states as merge_states
+    from zephon.io.dataset import Dataset as Dataset
+    from zephon.ops.accumulator import Accumulator as Accumulator
+    from zephon.ops.accumulator import Emitted as Emitted
+    from zephon.ops.base import Operator as Operator
+    from zephon.pipeline import Pipeline as Pipeline
+    from zephon.record import MISSING as MISSING
+    from zephon.record import Pointers as Pointers
+    from zephon.work.source import FlatSource as FlatSource
+    from zephon.work.source import WorkSource as WorkSource
+    from zephon.work.static_mixture import StaticMixture as StaticMixture
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when first used."""
+    place = _PLACES.get(name)
+    if place is None:
+        raise AttributeError(f"module 'zephon' has no attribute {name!r}")
+    import importlib
+
+    module = importlib.import_module(place)
+    value = module if place == f"zephon.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

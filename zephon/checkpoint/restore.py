@@ -1,0 +1,74 @@
+"""Whether a state fits a pipeline, and the lanes' places as that pipeline counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from zephon.checkpoint.schema import State
+from zephon.errors import CheckpointError
+from zephon.flow.progress import Counts, LaneState
+from zephon.plan.fingerprint import Difference, Fingerprint, differences, is_code
+
+
+def check_definition(state: State, fingerprint: Fingerprint, allow: Iterable[str]) -> list[str]:
+    """Refuses a definition that differs from the state's, field by field; returns notices of what was let pass.
+
+    Raises CheckpointError. Hashes of code made by another minor version of Python cannot be compared: a notice.
+    """
+    allowed = set(allow)
+    found = differences(state.fingerprint, fingerprint)
+    unknown = allowed - {difference.field for difference in found}
+    pythons = (state.fingerprint.get("python"), fingerprint.get("python"))
+    refused: list[Difference] = []
+    notices = []
+    for difference in found:
+        if difference.field in allowed:
+            notices.append(f"allowed change of {difference}")
+        elif pythons[0] != pythons[1] and is_code(difference):
+            notices.append(f"{difference.field} cannot be compared between Python {pythons[0]} and {pythons[1]}")
+        else:
+            refused.append(difference)
+    notices += [f"allow={name!r} names no field that differs" for name in sorted(unknown)]
+    if refused:
+        lines = "\n  ".join(map(str, refused))
+        names = [difference.field for difference in refused]
+        raise CheckpointError(
+            f"this pipeline is not the one that wrote the state:\n  {lines}\nmake them equal, or accept a change with "
+            f"load_state_dict(state, allow={names!r})"
+        )
+    return notices
+
+
+def fit_lanes(state: State, reasons: Mapping[str, int], batch_size: int, cycles_per_step: int) -> dict[int, LaneState]:
+    """The lanes' places with this plan's order of reasons, and turns counted in its cycles.
+
+    Raises CheckpointError where the batch shape changed in the middle of a global step.
+    """
+    lanes = {lane: _renumbered(place, state.reasons, reasons) for lane, place in state.lanes.items()}
+    if (batch_size, cycles_per_step) == (state.batch_size, state.cycles_per_step):
+        return lanes
+    now = min(place.pass_index for place in lanes.values())
+    turns = {place.turns for place in lanes.values() if place.pass_index == now}
+    if len(turns) > 1 or max(turns) % state.cycles_per_step:
+        raise CheckpointError(
+            f"batch size or cycles_per_step changed (from {state.batch_size} x {state.cycles_per_step} to "
+            f"{batch_size} x {cycles_per_step}), but the state was taken in the middle of a global step: its lanes had "
+            f"{min(turns)} to {max(turns)} turns; take the state between steps, or keep the batch shape until one ends"
+        )
+    return {
+        lane: msgspec.structs.replace(place, turns=place.turns // state.cycles_per_step * cycles_per_step)
+        for lane, place in lanes.items()
+    }
+
+
+def _renumbered(place: LaneState, names: list[str], reasons: Mapping[str, int]) -> LaneState:
+    def moved(counts: Counts) -> Counts:
+        new = [0] * len(reasons)
+        for name, amount in zip(names, counts, strict=True):
+            if name in reasons:
+                new[reasons[name]] = amount
+        return tuple(new)
+
+    return msgspec.structs.replace(place, counts=moved(place.counts), place_counts=moved(place.place_counts))

@@ -1,0 +1,105 @@
+"""Who calls the engine: the consumer itself, or a thread that works ahead of it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from zephon.engine import STOP_TIMEOUT_S, Engine, Job
+from zephon.errors import Closed, InternalError
+from zephon.runners import inline, threads
+from zephon.runners.base import MakePool
+
+
+class Driver(Protocol):
+    """What an iterator needs of a running engine."""
+
+    engine: Engine
+
+    def wait(self) -> None:
+        """Returns once the next item of the tail is there. Raises what stopped the engine."""
+
+    def took(self) -> None:
+        """Notes that an item was taken from the tail: there is room."""
+
+    def close(self) -> None:
+        """Ends the engine and its pools. May be called again, from any thread and at exit."""
+
+
+class InlineDriver:
+    """Runs the engine in the thread that asks for batches, as far as the next batch needs."""
+
+    def __init__(self, job: Job) -> None:
+        self.engine = Engine(job, inline.InlinePool, inline.CAUGHT, _nothing)
+
+    def wait(self) -> None:
+        while self.engine.tail.peek() is None:
+            if not self.engine.pump():
+                raise InternalError("the flow stands still with nothing to wait for; please report this pipeline")
+
+    def took(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def _nothing() -> None:
+    """An inline pool has no one to tell."""
+
+
+class ThreadDriver:
+    """Runs the engine in a thread of its own, ahead of the consumer by what the tail has room for."""
+
+    def __init__(self, job: Job, make_pool: MakePool = threads.ThreadPool) -> None:
+        self._wake = threading.Event()  # for the engine: a result is ready, or the tail has room
+        self._ready = threading.Condition()  # for the consumer: the tail has something new
+        self._error: BaseException | None = None
+        self._closed = False
+        self._pid = os.getpid()
+        self.engine = Engine(job, make_pool, threads.CAUGHT, self._wake.set)
+        self._thread = threading.Thread(target=self._serve, name="zephon-engine", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        """The engine's loop. Clearing before pumping means that no wake-up is lost."""
+        try:
+            while not self._closed:
+                self._wake.clear()
+                moved = self.engine.pump()
+                with self._ready:
+                    self._ready.notify_all()
+                if not moved:
+                    self._wake.wait()
+        except BaseException as error:
+            with self._ready:
+                self._error = error
+                self._ready.notify_all()
+
+    def wait(self) -> None:
+        with self._ready:
+            while self.engine.tail.peek() is None:
+                if self._error is not None:
+                    raise self._error
+                if self._closed:
+                    raise Closed("the pipeline was closed while a batch was awaited")
+                self._ready.wait()
+
+    def took(self) -> None:
+        self._wake.set()
+
+    def close(self) -> None:
+        if self._closed or os.getpid() != self._pid:  # a forked child owns none of these threads
+            return
+        self._closed = True
+        self._wake.set()
+        with self._ready:
+            self._ready.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(STOP_TIMEOUT_S)
+        self.engine.close()
+
+
+DRIVERS: dict[str, Callable[[Job], Driver]] = {"inline": InlineDriver, "threads": ThreadDriver}

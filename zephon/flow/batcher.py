@@ -1,0 +1,155 @@
+"""The entrance to `batch`: cuts each lane's samples into batches, and knows the place behind each of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import msgspec
+
+from zephon.errors import DataError, ZephonError
+from zephon.flow.progress import Counter, Counts, LaneState
+from zephon.flow.task import Drop, Run
+from zephon.ops.batch import Segment
+from zephon.record import event_place
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """A batch to be: runs of samples (handles, start, stop), its turn in the pass, and the lane's state behind it."""
+
+    segments: list[Segment]
+    turn: int
+    state: LaneState
+
+
+class End(msgspec.Struct, frozen=True):
+    """The lane has no more batches in this pass; `state` is the start of its next one."""
+
+    state: LaneState
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The lane ends here with an error."""
+
+    error: ZephonError
+
+
+Item = Cut | End | Failed
+
+
+class LaneBatcher:
+    """One lane: drops what was delivered before a restart, cuts batches of `size`, and keeps the restart event.
+
+    `windows`: an accumulator regroups, so a restart begins at a window's first pointer. Else it begins at the pointer
+    of the last delivered sample. A batch leaves in the same call that brings its last sample, so the window that is
+    open then always begins at or before the first sample that the batch does not hold.
+    """
+
+    def __init__(
+        self,
+        state: LaneState,
+        size: int,
+        drop_last: str | None,
+        windows: bool,
+        reasons: dict[str, int],
+        dry_limit: int | None,
+    ) -> None:
+        self._size, self._drop_last, self._windows, self._reasons = size, drop_last, windows, reasons
+        self._state = state
+        self._skip = state.skip
+        self._held = 0
+        self._segments: list[Segment] = []
+        self._counter = Counter(reasons, state.place_counts)
+        self._window = (state.chunk, state.samples - state.skip, state.place_counts)
+        self._last: tuple[int, int, Counts, Counts] = (-1, 0, (), ())
+        self._dry, self._dry_limit, self._dry_from = 0, dry_limit, state.place_counts
+
+    def push(self, run: Run) -> list[Item]:
+        """Takes the lane's next complete events; returns what they finish."""
+        items: list[Item] = []
+        first = min(self._skip, len(run.samples))
+        self._skip -= first
+        drops = self._with_last(run, len(run.samples) - first)
+        position = self._cut_all(run, first, drops, items)
+        self._counter.at(run.through, drops, position)
+        self._dry += run.num_pointers
+        if len(run.samples):
+            self._dry, self._dry_from = 0, self._counter.now
+        if run.mark is not None:
+            self._pass_mark(run, items)
+        nothing_held = not self._windows or (run.mark is not None and run.mark.kind == "flush")
+        if nothing_held and self._dry_limit is not None and self._dry >= self._dry_limit:
+            items.append(Failed(self._dry_error(run.lane)))
+        return items
+
+    def _with_last(self, run: Run, arriving: int) -> list[Drop]:
+        """The run's drops, with the remainder that `drop_last` gives up at the lane's end."""
+        rest = (self._held + arriving) % self._size
+        if self._drop_last is None or run.mark is None or run.mark.kind != "end" or not rest:
+            return run.drops
+        return [*run.drops, (run.mark.event, self._drop_last, rest)]
+
+    def _cut_all(self, run: Run, at: int, drops: list[Drop], items: list[Item]) -> int:
+        """Cuts every full batch, and holds the rest. Returns the position in `drops` that was reached."""
+        samples, events, position = run.samples, run.events, 0
+        while at < len(samples):
+            stop = min(len(samples), at + self._size - self._held)
+            self._segments.append((samples, at, stop))
+            self._held += stop - at
+            event = events[stop - 1]
+            position = self._counter.at(event, drops, position)
+            same = stop - bisect_left(events, event, 0, stop)
+            self._last = (event, same, self._counter.before, self._counter.now)
+            if self._held == self._size:
+                items.append(self._cut())
+            at = stop
+        return position
+
+    def _cut(self) -> Cut:
+        """The held samples as a batch."""
+        event, same, before, counts = self._last
+        samples = self._state.samples + self._held
+        if self._windows:
+            chunk, samples_before, place_counts = self._window
+            offset, skip = 0, samples - samples_before
+        else:
+            (chunk, offset), skip, place_counts = event_place(event), same, before
+        turn = self._state.turns
+        self._state = LaneState(
+            pass_index=self._state.pass_index,
+            chunk=chunk,
+            offset=offset,
+            skip=skip,
+            samples=samples,
+            turns=turn + 1,
+            delivered=self._state.delivered + self._held,
+            counts=counts,
+            place_counts=place_counts,
+        )
+        cut = Cut(self._segments, turn, self._state)
+        self._segments, self._held = [], 0
+        return cut
+
+    def _pass_mark(self, run: Run, items: list[Item]) -> None:
+        mark = run.mark
+        assert mark is not None
+        if mark.error is not None:
+            items.append(Failed(mark.error))
+        elif mark.kind == "end":
+            if self._held and self._drop_last is None:
+                items.append(self._cut())
+            items.append(End(self._state.next_pass(self._counter.now)))
+        else:
+            entered = self._state.samples + self._held - self._skip
+            self._window = (event_place(mark.event)[0] + 1, entered, self._counter.now)
+
+    def _dry_error(self, lane: int) -> DataError:
+        """An endless pass in which a lane's data gives nothing. Asked only where accumulators hold nothing."""
+        now = self._counter.now
+        lost = [(now[i] - self._dry_from[i], reason) for reason, i in self._reasons.items()]
+        lost = [(amount, reason) for amount, reason in lost if amount]
+        culprits = ", ".join(f"'{reason}' {n:,}" for n, reason in sorted(lost, reverse=True))
+        return DataError(
+            f"lane {lane} read {self._dry:,} pointers, a full pass of its data, and not one sample came out of an "
+            f"endless source; dropped by {culprits or 'no counted reason'}; mend the operator, or give the source an "
+            "end"
+        )

@@ -1,0 +1,103 @@
+"""The head of the flow: pointers of the owned lanes, dealt in turn into tasks of the first stage.
+
+A lane is fed if and only if its tail has room and fewer than `lane_limit` of its pointers are on their way. No limit
+spans lanes, so a full lane never stops another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zephon.flow.task import Mark, Slice
+from zephon.record import Pointers, event_at
+from zephon.work.source import WorkSource
+
+
+class LaneFeed:
+    """The pointers of one lane from a given place on, and the marks between them."""
+
+    def __init__(
+        self, source: WorkSource, lane: int, num_lanes: int, pass_index: int, chunk: int, offset: int, flush_every: int
+    ) -> None:
+        self._source, self._num_lanes, self._flush_every = source, num_lanes, flush_every
+        self.lane, self.pass_index = lane, pass_index
+        self._chunk, self._offset = chunk, offset
+        self._pointers = self._load()
+        while 0 < len(self._pointers) <= self._offset:  # the place is the mark behind a chunk
+            self._chunk, self._offset = self._chunk + 1, 0
+            self._pointers = self._load()
+        self.ended = False
+        self.on_the_way = 0
+
+    def _load(self) -> Pointers:
+        return self._source.chunk(self.lane, self._num_lanes, self.pass_index, self._chunk)
+
+    def take(self, most: int) -> Slice:
+        """The next `most` pointers at most, never beyond a chunk, with the mark that follows them."""
+        start, length = self._offset, len(self._pointers)
+        stop = min(length, start + most)
+        pointers = self._pointers.cut(start, stop)
+        first = event_at(self._chunk, start)
+        events = range(first, first + stop - start)
+        mark = self._move_to(stop) if stop == length else None
+        if stop < length:
+            self._offset = stop
+        self.on_the_way += len(pointers)
+        through = mark.event if mark else events[-1] if events else first - 1
+        return Slice(self.lane, self.pass_index, pointers, events, through, mark, num_pointers=len(pointers))
+
+    def _move_to(self, length: int) -> Mark | None:
+        """Steps behind the end of the current chunk."""
+        behind = event_at(self._chunk, length)
+        if length == 0:  # the lane had nothing more from the start
+            self.ended = True
+            return Mark("end", behind)
+        self._chunk, self._offset = self._chunk + 1, 0
+        self._pointers = self._load()
+        if not len(self._pointers):
+            self.ended = True
+            return Mark("end", behind)
+        if self._flush_every and self._chunk % self._flush_every == 0:
+            return Mark("flush", behind)
+        return None
+
+
+class Feed:
+    """Deals the pointers of the owned lanes, one of each lane in turn, skipping finished and full lanes.
+
+    A task's records are grouped by lane, so a turn of one pointer each is dealt as an equal share each.
+    """
+
+    def __init__(self, lanes: list[LaneFeed], lane_limit: int, has_room: Callable[[int], bool]) -> None:
+        self.lanes = {feed.lane: feed for feed in lanes}
+        self._order = [feed.lane for feed in lanes]
+        self._limit, self._has_room = lane_limit, has_room
+        self._next = 0
+
+    def deal(self, num_records: int) -> list[Slice]:
+        """Slices for one task: fewer than `num_records` pointers only if no eligible lane has more."""
+        slices: list[Slice] = []
+        left = num_records
+        while left and (eligible := self._eligible()):
+            share, extra = divmod(left, len(eligible))
+            for turn, feed in enumerate(eligible):
+                want = min(share + (turn < extra), self._limit - feed.on_the_way)
+                if want:
+                    slices.append(feed.take(want))
+                    left -= len(slices[-1])
+                    self._next = self._order.index(feed.lane) + 1 if not share else self._next
+        return slices
+
+    def _eligible(self) -> list[LaneFeed]:
+        """Lanes that may be fed now, in turn order."""
+        order = self._order[self._next :] + self._order[: self._next]
+        feeds = (self.lanes[lane] for lane in order)
+        return [f for f in feeds if not f.ended and f.on_the_way < self._limit and self._has_room(f.lane)]
+
+    def returned(self, lane: int, num_records: int) -> None:
+        """Notes that pointers of a lane came back from the workers."""
+        self.lanes[lane].on_the_way -= num_records
+
+    def stop(self, lane: int) -> None:
+        """Ends a lane: nothing more of it is fed."""
+        self.lanes[lane].ended = True

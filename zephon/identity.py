@@ -1,0 +1,35 @@
+"""Who this process is among the ranks of a job, and how many CPUs it may use."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from zephon.errors import ConfigError
+from zephon.plan.lanes import Identity
+
+
+def find_identity() -> Identity | None:
+    """torch.distributed where it is initialised, else torchrun's RANK and WORLD_SIZE, else None.
+
+    torch is never imported for this: where it is not loaded, it cannot be initialised.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return Identity(distributed.get_world_size(), distributed.get_rank(), "torch.distributed")
+    size, rank = os.environ.get("WORLD_SIZE"), os.environ.get("RANK")
+    if size is None and rank is None:
+        return None
+    if size is None or rank is None:
+        raise ConfigError(f"only one of RANK={rank} and WORLD_SIZE={size} is in the environment; set both or neither")
+    try:
+        return Identity(int(size), int(rank), "the environment (RANK, WORLD_SIZE)")
+    except ValueError:
+        raise ConfigError(f"RANK={rank!r} and WORLD_SIZE={size!r} in the environment must be whole numbers") from None
+
+
+def available_cpus() -> int:
+    """CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1

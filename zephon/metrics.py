@@ -1,0 +1,23 @@
+"""Where the time went: seconds by kind of work, and simple totals. Kept by one thread."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+
+class Metrics:
+    """Seconds of work by name ("fetch", an operator's name, "accumulate", "collate", "wait") and totals by name."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.totals: defaultdict[str, int] = defaultdict(int)
+
+    def add_seconds(self, seconds: Mapping[str, float]) -> None:
+        """Adds work done."""
+        for name, value in seconds.items():
+            self.seconds[name] += value
+
+    def snapshot(self) -> dict[str, dict[str, float]]:
+        """A copy, as plain data."""
+        return {"seconds": dict(self.seconds), "totals": dict(self.totals)}

@@ -1,0 +1,109 @@
+"""The contract of accumulators: single-threaded, lane-aware state that decides on metadata.
+
+Called serially and in order. State and decisions depend only on the lane's own refs and on the window's key; a window
+opens the accumulator afresh. What it emits is a list of groups; payload is touched later, by `build`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from zephon.canonical import canonical_bytes
+from zephon.errors import ConfigError
+from zephon.ops.base import Node
+from zephon.record import Record
+
+Ref = tuple[Any, int, int]
+"""(cursor, length, component): an opaque handle of a record, its measured length, the index of its dataset."""
+
+Part = tuple[Any, int, int]
+"""(cursor, start, stop): a piece of a record, in units of its measured length."""
+
+Drop = tuple[int, str, int]
+"""(trigger, reason, amount): what was lost on purpose, and the position of the ref that decided it."""
+
+
+class Key(msgspec.Struct, frozen=True):
+    """What a window's decisions may depend on, besides the refs themselves."""
+
+    seed: int
+    lane: int
+    pass_index: int
+    first_chunk: int
+    name: str
+
+    def hash64(self) -> int:
+        """The key as one number, for counter-based random choices."""
+        fields = [self.seed, self.lane, self.pass_index, self.first_chunk, self.name]
+        return int.from_bytes(hashlib.blake2b(canonical_bytes(fields), digest_size=8).digest(), "little")
+
+
+class Emitted:
+    """What one call of an accumulator let go, in order.
+
+    `groups[i]` was released by the ref at position `triggers[i]` of the call (never falling; ignored for a flush).
+    A group is a list of parts, or, of an accumulator that `preserves` records, one of the refs it was given.
+    """
+
+    __slots__ = ("drops", "failure", "groups", "triggers")
+
+    def __init__(self) -> None:
+        self.failure: tuple[int, Exception] | None = None
+        self.triggers: list[int] = []
+        self.groups: list[Any] = []
+        self.drops: list[Drop] = []
+
+    def add(self, trigger: int, group: list[Part] | Ref) -> None:
+        """Releases a group because of the ref at position `trigger`."""
+        self.triggers.append(trigger)
+        self.groups.append(group)
+
+    def drop(self, trigger: int, reason: str, amount: int = 1) -> None:
+        """Counts a loss under one of the accumulator's `reasons`."""
+        self.drops.append((trigger, reason, amount))
+
+    def fail(self, trigger: int, error: Exception) -> None:
+        """Refuses the ref at position `trigger`: the lane ends there with this error. Only the first one counts."""
+        if self.failure is None:
+            self.failure = (trigger, error)
+
+
+class Accumulator(Node):
+    """Regroups or reorders the records of each lane; subclass it, and give `open`, `push`, `flush` and `build`.
+
+    `preserves`: it emits the refs themselves, whole and unchanged (a shuffle), and needs no `build`.
+    `measures`: it wants lengths; `measure` then runs in the workers for every record.
+    `batched`: `push` may be given several refs at once; else it gets them one by one.
+    """
+
+    preserves: bool = False
+    measures: bool = False
+    batched: bool = False
+
+    def measure(self, record: Record) -> int:
+        """The length of a record, in the accumulator's own unit (tokens, bytes). Runs in the workers."""
+        return 1
+
+    def open(self, lane: int, key: Key) -> None:
+        """Begins a window of a lane with no held refs."""
+        raise ConfigError(f"{type(self).__qualname__} must define open(self, lane, key)")
+
+    def push(self, lane: int, refs: Sequence[Ref]) -> Emitted:
+        """Takes the lane's next refs. Cutting them into more calls must not change what is emitted."""
+        raise ConfigError(f"{type(self).__qualname__} must define push(self, lane, refs)")
+
+    def flush(self, lane: int) -> Emitted:
+        """Ends the window: lets everything go that is held."""
+        raise ConfigError(f"{type(self).__qualname__} must define flush(self, lane)")
+
+    def group_length(self, group: list[Part]) -> int:
+        """The measured length of a built group."""
+        return sum(stop - start for _, start, stop in group)
+
+    def build(self, parts: list[tuple[Record, int, int]]) -> Record:
+        """One record out of the pieces (record, start, stop) of a group."""
+        raise ConfigError(f"{type(self).__qualname__} must define build(self, parts)")

@@ -1,0 +1,75 @@
+"""shuffle: a streaming reservoir per lane.
+
+The buffer fills; from then on each record that enters takes the place of one chosen at random, which leaves. A flush
+lets the rest go in random order. Choices are a hash of (window's key, running number), so no generator state exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zephon.ops.accumulator import Accumulator, Emitted, Key, Ref
+from zephon.ops.base import check_count
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def splitmix64(key: int, start: int, count: int) -> NDArray[np.uint64]:
+    """The numbers start .. start + count - 1 of the splitmix64 sequence of `key` (Steele, Lea and Flood 2014)."""
+    with np.errstate(over="ignore"):
+        x = np.arange(start + 1, start + count + 1, dtype=np.uint64) * _GOLDEN + np.uint64(key)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+
+class Shuffle(Accumulator):
+    """Reservoir of `buffer_size` records a lane. Opened afresh in every window, so it shuffles within windows."""
+
+    method = "shuffle"
+    preserves = True
+    batched = True
+
+    def __init__(self, buffer_size: int, name: str | None = None) -> None:
+        self.buffer_size = check_count("buffer_size", buffer_size, self.method, most=2**32 - 1)
+        self.name = name
+        self._held: dict[int, list[Ref]] = {}
+        self._drawn: dict[int, int] = {}
+        self._key: dict[int, int] = {}
+
+    def settings(self) -> dict[str, Any]:
+        return {"type": self.method, "buffer_size": self.buffer_size}
+
+    def open(self, lane: int, key: Key) -> None:
+        self._held[lane], self._drawn[lane], self._key[lane] = [], 0, key.hash64()
+
+    def _draw(self, lane: int, bounds: NDArray[np.uint64]) -> list[int]:
+        """A random whole number below each bound (< 2^32; Lemire's multiply-shift, bias below 2^-32)."""
+        numbers = splitmix64(self._key[lane], self._drawn[lane], len(bounds)) >> np.uint64(32)
+        self._drawn[lane] += len(bounds)
+        chosen: list[int] = ((numbers * bounds) >> np.uint64(32)).tolist()
+        return chosen
+
+    def push(self, lane: int, refs: Sequence[Ref]) -> Emitted:
+        emitted, held = Emitted(), self._held[lane]
+        room = max(0, min(self.buffer_size - len(held), len(refs)))
+        held.extend(refs[:room])
+        slots = self._draw(lane, np.full(len(refs) - room, self.buffer_size, np.uint64))
+        for trigger, slot in enumerate(slots, room):
+            emitted.add(trigger, held[slot])
+            held[slot] = refs[trigger]
+        return emitted
+
+    def flush(self, lane: int) -> Emitted:
+        emitted, held = Emitted(), self._held[lane]
+        # Fisher and Yates: each position, from the last, swaps with one at or before it.
+        for last, slot in enumerate(reversed(self._draw(lane, np.arange(1, len(held) + 1, dtype=np.uint64)))):
+            end = len(held) - 1 - last
+            held[end], held[slot] = held[slot], held[end]
+        emitted.groups, emitted.triggers = held, [0] * len(held)
+        self._held[lane] = []
+        return emitted

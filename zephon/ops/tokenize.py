@@ -1,0 +1,180 @@
+"""tokenize: text to token ids, by a definition that the `tokenizers` library reads or by any callable."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from zephon.errors import ConfigError
+from zephon.ops.base import MAX_CHILDREN, Children, Operator, Rows, check_count
+from zephon.ops.function import check_on_error
+from zephon.record import Record
+
+_BOS_NAMES = ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[CLS]", "<|endoftext|>")
+_EOS_NAMES = ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "[SEP]")
+
+Ids = NDArray[np.int64]
+
+
+class TokenizerText(msgspec.Struct, frozen=True):
+    """A tokenizer's definition: the text of its `tokenizer.json`, and the special tokens that its folder names."""
+
+    text: str
+    bos_token: str | None = None
+    eos_token: str | None = None
+
+
+class Tokenize(Operator):
+    """Adds `input_ids` (int64, one dimension) made of the string in `field`.
+
+    `max_length` bounds the ids of a record, special tokens included. Beyond it, `overflow="split"` makes several
+    records, the begin token on the first and the end token on the last; `"truncate"` cuts, keeps both, and counts
+    `truncated_tokens` and `truncated_documents`.
+    """
+
+    method = "tokenize"
+
+    def __init__(
+        self,
+        tokenizer: TokenizerText | Callable[[str], Sequence[int]],
+        field: str = "text",
+        max_length: int | None = None,
+        overflow: str = "split",
+        add_bos: bool = False,
+        add_eos: bool = False,
+        bos_token: str | int | None = None,
+        eos_token: str | int | None = None,
+        name: str | None = None,
+        on_error: str = "raise",
+        max_children: int = MAX_CHILDREN,
+    ) -> None:
+        if overflow not in ("split", "truncate"):
+            raise ConfigError(f"tokenize(overflow={overflow!r}): it must be 'split' or 'truncate'")
+        self.tokenizer, self.field, self.overflow = tokenizer, field, overflow
+        self.max_children = check_count("max_children", max_children, self.method)
+        self.name, self.on_error = name, check_on_error(on_error, self.method)
+        self._encoder: Any = None
+        self.bos = self._special(bos_token, "bos", _BOS_NAMES) if add_bos else None
+        self.eos = self._special(eos_token, "eos", _EOS_NAMES) if add_eos else None
+        specials = (self.bos is not None) + (self.eos is not None)
+        self.max_length = max_length
+        if max_length is not None:
+            check_count("max_length", max_length, self.method, least=specials + 1)
+        self.reasons = (
+            *(("truncated_documents", "truncated_tokens") if overflow == "truncate" else ()),
+            *(("error",) if on_error == "skip" else ()),
+        )
+
+    def settings(self) -> dict[str, Any]:
+        known = isinstance(self.tokenizer, TokenizerText)
+        definition = hashlib.sha256(self.tokenizer.text.encode()).hexdigest()[:32] if known else self.tokenizer  # type: ignore[union-attr]
+        fields = ("field", "max_length", "overflow", "bos", "eos", "on_error", "max_children")
+        return {"type": self.method, "tokenizer": definition, **{f: getattr(self, f) for f in fields}}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_encoder": None}
+
+    def setup(self) -> None:
+        """Builds the tokenizer in this worker."""
+        if self._encoder is None and isinstance(self.tokenizer, TokenizerText):
+            self._encoder = _encoder(self.tokenizer.text)
+
+    def _special(self, given: str | int | None, kind: str, usual: tuple[str, ...]) -> int:
+        """The id of a special token: as given, as the tokenizer's folder says, or under a usual name."""
+        if isinstance(given, int):
+            return given
+        if not isinstance(self.tokenizer, TokenizerText):
+            raise ConfigError(f"tokenize(add_{kind}=True) with a callable: give {kind}_token as an id")
+        self.setup()
+        named = given or getattr(self.tokenizer, f"{kind}_token")
+        for token in (named,) if named else usual:
+            number = self._encoder.token_to_id(token)
+            if number is not None:
+                return int(number)
+        raise ConfigError(
+            f"tokenize(add_{kind}=True): the tokenizer has no token {named or ' or '.join(usual)}; give {kind}_token="
+        )
+
+    def run(self, rows: Rows) -> None:
+        name = self.name or self.method
+        children = Children(rows, name, self.max_children)
+        for i, ids in enumerate(self._encode_all(rows)):
+            record = rows.records[i]
+            try:
+                if isinstance(ids, BaseException):
+                    raise ids
+                pieces = self._pieces(rows, i, name, ids)
+                if len(pieces) == 1:
+                    children.add(i, {**record, "input_ids": pieces[0]})
+                else:
+                    children.extend(i, ({**record, "input_ids": piece} for piece in pieces))
+            except rows.caught as error:
+                rows.fail(i, error, name, self.on_error)
+        children.finish()
+
+    def _encode_all(self, rows: Rows) -> list[Ids | BaseException]:
+        """The ids of every record, or the exception it gave. The library's batch call works outside the GIL."""
+        texts: list[str | BaseException] = [self._text(record) for record in rows.records]
+        good = [text for text in texts if isinstance(text, str)]
+        encoded: dict[int, Any] = {}
+        if self._encoder is not None and len(good) == len(texts):
+            encodings = self._encoder.encode_batch_fast(good, add_special_tokens=False)
+            return [np.array(encoding.ids, np.int64) for encoding in encodings]
+        for i, text in enumerate(texts):
+            try:
+                encoded[i] = text if isinstance(text, BaseException) else self._encode(text)
+            except rows.caught as error:
+                encoded[i] = error
+        return [encoded[i] for i in range(len(texts))]
+
+    def _encode(self, text: str) -> Ids:
+        if self._encoder is not None:
+            return np.array(self._encoder.encode(text, add_special_tokens=False).ids, np.int64)
+        ids = np.asarray(self.tokenizer(text))  # type: ignore[operator]
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise TypeError(f"the tokenizer returned {ids.ndim}-d {ids.dtype}; a sequence of whole numbers is wanted")
+        return ids.astype(np.int64)
+
+    def _text(self, record: Record) -> str | BaseException:
+        text = record.get(self.field)
+        if isinstance(text, str):
+            return text
+        if self.field not in record:
+            return KeyError(f"no field {self.field!r}; the record has {sorted(map(str, record))}")
+        return TypeError(f"field {self.field!r} is {type(text).__name__}, not a string")
+
+    def _pieces(self, rows: Rows, i: int, name: str, ids: Ids) -> list[Ids]:
+        """The ids with special tokens, cut as `overflow` says."""
+        begin = [self.bos] if self.bos is not None else []
+        end = [self.eos] if self.eos is not None else []
+        most = self.max_length
+        if most is not None and self.overflow == "truncate":
+            lost = len(ids) + len(begin) + len(end) - most
+            if lost > 0:
+                ids = ids[:-lost]
+                rows.drops.append((rows.index[i], f"{name}.truncated_documents", 1))
+                rows.drops.append((rows.index[i], f"{name}.truncated_tokens", lost))
+        whole = np.concatenate([begin, ids, end]).astype(np.int64) if begin or end else ids
+        if most is None or len(whole) <= most:
+            return [whole]
+        return [whole[at : at + most] for at in range(0, len(whole), most)]
+
+
+def _encoder(text: str) -> Any:
+    """A tokenizer of the `tokenizers` library, without the truncation and padding that its file may ask for."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ConfigError("tokenize needs the library 'tokenizers': pip install zephon[text]") from error
+    try:
+        encoder = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:
+        raise ConfigError(f"tokenize: not a definition that the library reads: {error}") from error
+    encoder.no_truncation()
+    encoder.no_padding()
+    return encoder

@@ -1,0 +1,123 @@
+"""Settings, in three groups: data (decide the stream), topology (who owns which lane), execution (how it runs).
+
+Only the first group is part of a pipeline's fingerprint. Unknown names and impossible values are errors before
+anything starts.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from zephon.errors import ConfigError
+
+Runner = Literal["process", "threads", "inline"]
+Strategy = Literal["contiguous", "interleaved"]
+
+
+class DataOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings that decide the stream. Fix them when a run begins; a state refuses others."""
+
+    canonical_replicas: int | None = None
+    """Number of lanes of the whole run. Unset: dp_degree for a new run, the state's value on restore."""
+    cycles_per_step: int = 1
+    """Batches of every lane in one global step (gradient accumulation)."""
+    flush_every_k_chunks: int | None = None
+    """Chunks between two flush sentinels of a lane. Unset: 8 where an operator regroups records, else none."""
+    deterministic: bool = True
+    """False gives up the order across tasks, and with it elastic resume."""
+
+
+class TopologyOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings that say which lanes this process owns. They may change on every restart."""
+
+    world_size: int | None = None
+    """Number of ranks. Unset: torch.distributed, else WORLD_SIZE, else 1."""
+    global_rank: int | None = None
+    """This rank. Unset: torch.distributed, else RANK, else 0."""
+    dp_degree: int | None = None
+    """Number of data-parallel groups. Unset: world_size."""
+    dp_group_id: int | None = None
+    """This rank's group, 0 .. dp_degree - 1. Ranks of one group get identical batches. Unset: global_rank."""
+    mapping_strategy: Strategy = "contiguous"
+    """"contiguous": blocks of adjacent lanes a group; "interleaved": lane i to group i mod dp_degree."""
+
+
+class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings that say how the pipeline runs. They never change what it produces."""
+
+    runner: Runner | None = None
+    """What executes the operators. Unset: the best that this platform has."""
+    parallelism: int | dict[str, int] | Literal["auto"] = "auto"
+    """Workers of each stage; a dict gives operators their own number, which starts a stage of its own."""
+    task_records: int | None = None
+    """Records handed to a worker at a time. Unset: chosen from the chunk size."""
+    prefetch_batches: int = 2
+    """Finished batches kept ready per lane."""
+    output: Literal["numpy", "torch"] = "numpy"
+    """What the array fields of a batch are."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings of a pipeline."""
+
+    data: DataOptions = DataOptions()
+    topology: TopologyOptions = TopologyOptions()
+    execution: ExecutionOptions = ExecutionOptions()
+
+    def replace(self, settings: Mapping[str, Any]) -> Options:
+        """A copy with `settings` changed. Raises ConfigError for an unknown name or an impossible value."""
+        groups: dict[str, Any] = {}
+        for name, value in settings.items():
+            group = _GROUP_OF.get(name)
+            if group is None:
+                raise _unknown(name)
+            groups.setdefault(group, {})[name] = _checked(group, name, value)
+        changed = {g: msgspec.structs.replace(getattr(self, g), **values) for g, values in groups.items()}
+        return msgspec.structs.replace(self, **changed)
+
+
+_GROUPS: dict[str, type[msgspec.Struct]] = {
+    "data": DataOptions,
+    "topology": TopologyOptions,
+    "execution": ExecutionOptions,
+}
+_GROUP_OF = {field: group for group, kind in _GROUPS.items() for field in kind.__struct_fields__}
+_LEAST = {
+    "canonical_replicas": 1,
+    "cycles_per_step": 1,
+    "flush_every_k_chunks": 0,
+    "world_size": 1,
+    "global_rank": 0,
+    "dp_degree": 1,
+    "dp_group_id": 0,
+    "task_records": 1,
+    "prefetch_batches": 1,
+    "parallelism": 1,
+}
+
+
+def _unknown(name: str) -> ConfigError:
+    near = difflib.get_close_matches(name, _GROUP_OF, n=1, cutoff=0.5)
+    remedy = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(sorted(_GROUP_OF))}"
+    return ConfigError(f"unknown option {name!r}; {remedy}")
+
+
+def _checked(group: str, name: str, value: Any) -> Any:
+    """The value, or ConfigError. Booleans are not taken for numbers."""
+    kind = next(f.type for f in msgspec.structs.fields(_GROUPS[group]) if f.name == name)
+    if isinstance(value, bool) and kind is not bool:
+        raise ConfigError(f"option {name}={value!r}: a number or a name is wanted, not a boolean")
+    try:
+        value = msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"option {name}={value!r}: {error}") from None
+    least = _LEAST.get(name)
+    numbers = value.values() if isinstance(value, dict) else [value]
+    for number in numbers:
+        if least is not None and isinstance(number, int) and number < least:
+            raise ConfigError(f"option {name}={value!r}: it must be at least {least}")
+    return value

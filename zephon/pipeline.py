@@ -1,0 +1,237 @@
+"""What the user sees: a chain of operators over a source, and the iteration over its batches."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Self
+
+from zephon.batch import Batch
+from zephon.checkpoint.schema import read_state
+from zephon.errors import ConfigError
+from zephon.io.tokenizer_file import load_tokenizer
+from zephon.ops.base import MAX_CHILDREN, Node
+from zephon.ops.batch import Batch as BatchNode
+from zephon.ops.filter import Filter
+from zephon.ops.flat_map import FlatMap
+from zephon.ops.map import Map
+from zephon.ops.map_batches import MapBatches
+from zephon.ops.pack import Pack
+from zephon.ops.shuffle import Shuffle
+from zephon.ops.tokenize import Tokenize
+from zephon.options import Options
+from zephon.plan.explain import explain
+from zephon.plan.fingerprint import node_fields
+from zephon.plan.graph import unique_name
+from zephon.session import BatchIterator, Definition, Session
+from zephon.work.source import WorkSource
+
+
+class Pipeline:
+    """A source and a chain of operators; iterating over it gives this group's training batches.
+
+    Immutable: every method that adds or sets something returns a new Pipeline. Each `iter` begins at the pipeline's
+    start (the beginning, or the loaded state); after a complete pass the next `iter` is the next pass. One iterator
+    is live at a time.
+    """
+
+    def __init__(self, source: WorkSource) -> None:
+        if not isinstance(source, WorkSource):
+            raise ConfigError(
+                f"Pipeline(source): a WorkSource is wanted, not {type(source).__name__}; "
+                "wrap datasets as zephon.StaticMixture([dataset, ...])"
+            )
+        self._definition = Definition(source, (), {}, Options())
+        self._opened: Session | None = None
+        self._inherited: tuple[Any, tuple[str, ...]] = (None, ())
+
+    # -- building ------------------------------------------------------------------------------------------------
+
+    def _derive(self, **changes: Any) -> Self:
+        """A new pipeline with parts of the definition replaced; a loaded state goes along, to be checked again."""
+        new = copy.copy(self)
+        fields = {name: getattr(self._definition, name) for name in Definition.__struct_fields__}
+        new._definition = Definition(**{**fields, **changes})
+        new._opened = None
+        if self._opened is not None and self._opened.loaded is not None:
+            new._inherited = (self._opened.loaded, self._opened.allow)
+        return new
+
+    def _add(self, node: Node) -> Self:
+        nodes = self._definition.nodes
+        if nodes and isinstance(nodes[-1], BatchNode):
+            raise ConfigError(f"'{node.name or node.method}' behind batch: batch must be the last step of a pipeline")
+        node.name = unique_name(node, [other.name or "" for other in nodes])
+        return self._derive(nodes=(*nodes, node), steps={**self._definition.steps, node.name: node_fields(node)})
+
+    def apply(self, node: Node) -> Self:
+        """Adds an operator or accumulator of your own, an instance of a subclass of Operator or Accumulator."""
+        if not isinstance(node, Node):
+            raise ConfigError(f"apply({type(node).__name__}): an Operator or an Accumulator is wanted")
+        return self._add(copy.copy(node))
+
+    def filter(
+        self, fn: Callable[..., Any], *, name: str | None = None, version: str | None = None, on_error: str = "raise"
+    ) -> Self:
+        """Keeps the records for which `fn(record)` is true; the rest is counted as `<name>.filtered`."""
+        return self._add(Filter(fn, name, version, on_error))
+
+    def map(
+        self, fn: Callable[..., Any], *, name: str | None = None, version: str | None = None, on_error: str = "raise"
+    ) -> Self:
+        """Replaces each record by the dict `fn(record)`."""
+        return self._add(Map(fn, name, version, on_error))
+
+    def flat_map(
+        self,
+        fn: Callable[..., Any],
+        *,
+        name: str | None = None,
+        version: str | None = None,
+        on_error: str = "raise",
+        max_children: int = MAX_CHILDREN,
+    ) -> Self:
+        """Replaces each record by the dicts in `fn(record)`, at most `max_children`."""
+        return self._add(FlatMap(fn, name, version, on_error, max_children))
+
+    def map_batches(
+        self,
+        fn: Callable[..., Any],
+        size: int,
+        *,
+        name: str | None = None,
+        version: str | None = None,
+        on_error: str = "raise",
+        max_children: int | None = None,
+    ) -> Self:
+        """Calls `fn` with lists of `size` records of one lane (fewer at a flush); it gives an iterable of records."""
+        return self._add(MapBatches(fn, size, name, version, on_error, max_children))
+
+    def tokenize(self, tokenizer: Any, field: str = "text", **settings: Any) -> Self:
+        """Adds `input_ids`, int64 [tokens], made of the string in `field`.
+
+        tokenizer: a `tokenizer.json`, a Hugging Face folder that holds one, or a callable from str to ids.
+        settings: max_length, overflow ("split" or "truncate"), add_bos, add_eos, bos_token, eos_token, name, on_error.
+        The file is read now; the pipeline then carries it, and its content is in the fingerprint.
+        """
+        definition = tokenizer if callable(tokenizer) else load_tokenizer(tokenizer)
+        return self._add(_construct(Tokenize, definition, field, **settings))
+
+    def shuffle(self, buffer_size: int, *, name: str | None = None) -> Self:
+        """Shuffles each lane through a buffer of `buffer_size` records, within a window."""
+        return self._add(Shuffle(buffer_size, name))
+
+    def pack(self, max_length: int, algorithm: str = "wrap", **settings: Any) -> Self:
+        """Packs documents into sequences of `max_length` tokens: input_ids, position_ids, segment_ids, num_pad.
+
+        settings: oversize ("split", "truncate", "drop" or "error"), pad_id, field, name.
+        """
+        return self._add(_construct(Pack, max_length, algorithm, **settings))
+
+    def batch(self, size: int, drop_last: bool = False, *, name: str | None = None) -> Self:
+        """Stacks `size` samples of one lane. The last step of a pipeline."""
+        return self._add(BatchNode(size, drop_last, name))
+
+    def options(self, **settings: Any) -> Self:
+        """Changes settings; see `zephon.options` for the three groups. Unknown names are an error."""
+        new = self._definition.options.replace(settings)
+        if new.execution.runner == "process":
+            raise ConfigError(
+                "runner='process' is not there yet in this version; use runner='threads' (the default) or 'inline': "
+                "the batches are the same"
+            )
+        return self._derive(options=new)
+
+    def take(self, n: int) -> Self:
+        """A pipeline whose iterator ends after `n` batches of this group. Not part of the definition."""
+        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+            raise ConfigError(f"take({n!r}): a whole number of at least 0 is wanted")
+        return self._derive(limit=n)
+
+    # -- using ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _session(self) -> Session:
+        if self._opened is None:
+            self._opened = Session(self._definition, *self._inherited)
+        return self._opened
+
+    def __iter__(self) -> BatchIterator:
+        return self._session.iterate()
+
+    def steps(self) -> Iterator[list[Batch]]:
+        """This group's batches of one global step at a time.
+
+        After a restore in the middle of a step the first list is short, or empty where only other groups lag behind.
+        """
+        return iter(self).steps()
+
+    @property
+    def lanes(self) -> list[int]:
+        """The lanes that this group owns, ascending."""
+        return self._session.resolved.topology.lanes
+
+    @property
+    def batches_per_step(self) -> int:
+        """Batches of this group in a whole global step."""
+        return self._definition.options.data.cycles_per_step * len(self.lanes)
+
+    def counts(self) -> dict[str, Any]:
+        """Samples delivered and records dropped, up to the last delivered sample, over all passes of the run.
+
+        {"delivered": {lane: samples}, "dropped": {lane: {reason: amount}}}; reasons are `<operator>.<what>`.
+        """
+        return self._session.counts()
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Seconds of work by name, and totals, of the live or last iterator."""
+        return self._session.metrics()
+
+    def explain(self) -> str:
+        """The stages, lanes, memory and settings of this pipeline, in words."""
+        resolved, definition = self._session.resolved, self._definition
+        return explain(resolved.plan, resolved.topology, resolved.source, definition.options)
+
+    def state_dict(self, after: Batch | None = None) -> dict[str, Any]:
+        """The place behind the last batch that this pipeline's iterator returned, or behind `after`. Plain data.
+
+        Holds the owned lanes. `zephon.merge_states` joins those of several groups.
+        """
+        return self._session.state(after)
+
+    def load_state_dict(self, state: Mapping[str, Any], allow: Iterable[str] = ()) -> None:
+        """Makes `state` the start of the next `iter`. `allow` names fields of the definition that may differ.
+
+        Raises CheckpointError where the state does not fit; the pipeline then stays as it was.
+        """
+        if isinstance(allow, str):
+            raise ConfigError(f"allow={allow!r}: a list of field names is wanted")
+        opened = Session(self._definition, read_state(state), allow)
+        self._end_iterator("a state was loaded")
+        self._opened = opened
+
+    def _end_iterator(self, reason: str) -> None:
+        if self._opened is not None:
+            self._opened.end_iterator(reason)
+
+    def close(self) -> None:
+        """Ends the live iterator and everything that works for it."""
+        self._end_iterator("the pipeline was closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        steps = "".join(f".{node.method}[{node.name}]" for node in self._definition.nodes)
+        return f"Pipeline({type(self._definition.source).__name__}){steps}"
+
+
+def _construct(kind: type[Any], *args: Any, **settings: Any) -> Any:
+    """The node, with a misspelt setting as a ConfigError."""
+    try:
+        return kind(*args, **settings)
+    except TypeError as error:
+        raise ConfigError(f"{kind.method}: {error}") from None

@@ -1,0 +1,102 @@
+"""What a pipeline is, field by field: compared on restore, and refused by the name of what differs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from zephon.canonical import canonical_bytes
+from zephon.functions import code_hash, python_version
+from zephon.ops.base import Node
+from zephon.ops.batch import Batch
+from zephon.plan.graph import Plan
+from zephon.work.source import WorkSource
+
+Fingerprint = dict[str, Any]
+
+
+def node_fields(node: Node) -> dict[str, Any]:
+    """The settings of one step as plain data. To be taken when the step is declared: functions may change later."""
+    fields = {name: _plain(value) for name, value in node.settings().items()}
+    if isinstance(node, Batch):
+        del fields["size"]  # places count samples, so it may change
+    return fields
+
+
+def fingerprint(source: WorkSource, steps: Mapping[str, dict[str, Any]], plan: Plan) -> Fingerprint:
+    """The readable definition: plain data that decides the stream. Seed, lanes, batch shape are kept apart.
+
+    `steps`: what `node_fields` said of each step, by name, in order.
+    """
+    return {
+        "python": python_version(),
+        "source": {name: _plain(value) for name, value in source.fingerprint().items()},
+        "datasets": {dataset.name: dataset.fingerprint() for dataset in source.datasets},
+        "operators": dict(steps),
+        "order": list(steps),
+        "flush_every_k_chunks": plan.flush_every,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can carry it: functions and classes by the hash of their code, the rest by content."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and len(value) <= 64:
+        return [_plain(item) for item in value]
+    if callable(value):
+        return f"code {code_hash(value)}"
+    return f"content {hashlib.blake2b(canonical_bytes(value), digest_size=16).hexdigest()}"
+
+
+class Difference:
+    """A field whose value is not the state's."""
+
+    def __init__(self, field: str, was: Any, now: Any) -> None:
+        self.field, self.was, self.now = field, was, now
+
+    def __str__(self) -> str:
+        return f"{self.field}: the state has {_short(self.was)}, this pipeline {_short(self.now)}"
+
+
+ABSENT = "(absent)"
+
+
+def differences(was: Fingerprint, now: Fingerprint) -> list[Difference]:
+    """Every field that differs, by the name that `allow` takes: `clean.code`, `source.weights`, `datasets.web.rows`."""
+    before, after = _flat(was), _flat(now)
+    fields = dict.fromkeys([*before, *after])
+    return [
+        Difference(field, before.get(field, ABSENT), after.get(field, ABSENT))
+        for field in fields
+        if before.get(field, ABSENT) != after.get(field, ABSENT)
+    ]
+
+
+def _flat(value: Fingerprint) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for group, fields in value.items():
+        if group == "operators":
+            for operator, settings in fields.items():
+                flat |= {f"{operator}.{name}": setting for name, setting in settings.items()}
+        elif group == "datasets":
+            for dataset, settings in fields.items():
+                flat |= {f"datasets.{dataset}.{name}": setting for name, setting in settings.items()}
+        elif group == "source":
+            flat |= {f"source.{name}": setting for name, setting in fields.items()}
+        elif group != "python":
+            flat[group] = fields
+    return flat
+
+
+def is_code(difference: Difference) -> bool:
+    """Whether both values are hashes of code."""
+    return all(isinstance(value, str) and value.startswith("code ") for value in (difference.was, difference.now))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."

@@ -1,0 +1,210 @@
+"""What a worker does with a task: fetch the rows, run the fused operators, measure, and hand back one Out a slice."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from zephon.errors import DataError, ZephonError
+from zephon.flow.task import Out, Slice, Task
+from zephon.io.dataset import Dataset
+from zephon.ops.base import Caught, Rows
+from zephon.plan.graph import StagePlan
+from zephon.record import Handle, Origin, Pointers, Record, origins_of, record_of, start_of
+
+
+class StageWork:
+    """The work of one stage, ready to run in any thread or process of its pool."""
+
+    def __init__(self, plan: StagePlan, datasets: Sequence[Dataset], seed: int, caught: Caught) -> None:
+        self._plan, self._datasets, self._seed, self._caught = plan, datasets, seed, caught
+
+    def setup(self) -> None:
+        """Prepares every operator, once in each worker."""
+        for operator in self._plan.operators:
+            operator.setup()
+
+    def run(self, task: Task) -> tuple[list[Out], dict[str, float]]:
+        """One Out a slice, and the seconds that each kind of work took."""
+        clock = _Clock()
+        who = _Who(task, self._datasets)
+        rows = Rows([], who, self._seed, self._caught)
+        self._load(task, rows)
+        clock.lap("fetch")
+        for operator in self._plan.operators:
+            operator.run(rows)
+            clock.lap(operator.name or operator.method)
+        lengths = self._measure(rows)
+        outs = _split(task, rows, lengths)
+        clock.lap("split")
+        return outs, clock.seconds
+
+    def _load(self, task: Task, rows: Rows) -> None:
+        """Puts the records of a task into `rows`: read for pointers, built for handles."""
+        loaded: list[Record | DataError | None] = []
+        for piece in task.slices:
+            if isinstance(piece.items, Pointers):
+                loaded += self._fetch(piece.items)
+            else:
+                loaded += [record_of(handle) for handle in piece.items]
+        rows.index, rows.records = range(len(loaded)), loaded  # type: ignore[assignment]
+        kept = []
+        for i, record in enumerate(loaded):
+            if isinstance(record, dict):
+                kept.append(i)
+            else:
+                self._not_loaded(rows, i, record)
+        rows.keep(kept)
+
+    def _not_loaded(self, rows: Rows, i: int, problem: DataError | None) -> None:
+        """An excluded row (None), or one that cannot be read: counted, or an error mark."""
+        dataset = self._datasets[rows.items.dataset(i)]  # type: ignore[attr-defined]
+        if problem is None:
+            rows.drops.append((i, f"{dataset.name}.excluded", 1))
+        elif dataset.on_error == "skip":
+            rows.drops.append((i, f"{dataset.name}.error", 1))
+        else:
+            rows.failures.append((i, (), problem))
+
+    def _fetch(self, pointers: Pointers) -> list[Record | DataError | None]:
+        """The records of pointers; None for an excluded row. Rows of one dataset are read together."""
+        found: list[Record | DataError | None] = [None] * len(pointers)
+        for number in np.unique(pointers.dataset).tolist():
+            dataset = self._datasets[number]
+            positions = np.flatnonzero(pointers.dataset == number)
+            rows = pointers.row[positions]
+            positions = positions[~dataset.is_excluded(rows)]
+            for position, record in zip(positions.tolist(), dataset.read(pointers.row[positions]), strict=True):
+                found[position] = record
+        return found
+
+    def _measure(self, rows: Rows) -> list[int] | None:
+        """The lengths that the accumulators behind this stage want; a record without one fails."""
+        plan = self._plan.measure
+        if plan is None:
+            return None
+        lengths, kept = [], []
+        for i, record in enumerate(rows.records):
+            try:
+                lengths.append(plan.measure(record))
+                kept.append(i)
+            except self._caught as error:
+                rows.fail(i, error, plan.name or plan.method, "raise")
+        rows.keep(kept)
+        return lengths
+
+
+class _Clock:
+    """Seconds between laps, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._at = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._at
+        self._at = now
+
+
+class _Who:
+    """Who the records of a task are (the contract `Items` of operators)."""
+
+    def __init__(self, task: Task, datasets: Sequence[Dataset]) -> None:
+        self._slices, self._datasets = task.slices, datasets
+        self._ends = list(accumulate(map(len, task.slices)))
+
+    def _at(self, index: int) -> tuple[Slice, int]:
+        number = bisect_right(self._ends, index)
+        return self._slices[number], index - (self._ends[number] - len(self._slices[number]))
+
+    def _origin(self, index: int) -> tuple[Origin, int]:
+        """(first origin, start in it)."""
+        piece, i = self._at(index)
+        items = piece.items
+        if isinstance(items, Pointers):
+            return (int(items.dataset[i]), int(items.row[i]), int(items.epoch[i]), ()), 0
+        return origins_of(items[i])[0], start_of(items[i])
+
+    def dataset(self, index: int) -> int:
+        """The index of the dataset of a record."""
+        return self._origin(index)[0][0]
+
+    def key(self, index: int) -> tuple[Any, ...]:
+        (dataset, row, epoch, path), start = self._origin(index)
+        return self._at(index)[0].pass_index, self._datasets[dataset].name, epoch, row, start, path
+
+    def where(self, index: int) -> str:
+        return f"lane {self._at(index)[0].lane}, {describe_origin(self._datasets, self._origin(index)[0])}"
+
+
+def describe_origin(datasets: Sequence[Dataset], origin: Origin) -> str:
+    """An origin in words: dataset, shard, row, child."""
+    number, row, _, path = origin
+    shard, row_in_shard = datasets[number].locate(row)
+    child = f", child {'.'.join(map(str, path))}" if path else ""
+    return f"dataset '{datasets[number].name}', shard {shard}, row {row_in_shard}{child}"
+
+
+def describe_handle(datasets: Sequence[Dataset], handle: Handle) -> str:
+    """A record in flight in words, by its first origin."""
+    return describe_origin(datasets, origins_of(handle)[0])
+
+
+def _split(task: Task, rows: Rows, lengths: list[int] | None) -> list[Out]:
+    """The rows of a task slice by slice. What follows a failure in its slice is left out."""
+    index = rows.index
+    whole = isinstance(index, range) and not rows.failures
+    outs, start, at = [], 0, 0
+    drops = sorted(rows.drops, key=lambda drop: drop[0]) if len(rows.drops) > 1 else rows.drops
+    drop_at = 0
+    for piece in task.slices:
+        end = start + len(piece)
+        stop = end if whole else _reach(index, at, end)
+        failure = _first_failure(rows, start, end)
+        last = _before(rows, at, stop, failure)
+        dropped = drop_at
+        while dropped < len(drops) and drops[dropped][0] < end:
+            dropped += 1
+        outs.append(
+            Out(
+                rows.records[at:last],
+                range(len(piece)) if whole else [i - start for i in index[at:last]],
+                rows.path[at:last] if rows.path else None,
+                lengths[at:last] if lengths is not None else None,
+                [(i - start, reason, amount) for i, reason, amount in drops[drop_at:dropped]],
+                (failure[0] - start, failure[2]) if failure else None,
+            )
+        )
+        start, at, drop_at = end, stop, dropped
+    return outs
+
+
+def _reach(index: Sequence[int], at: int, end: int) -> int:
+    """The first position from `at` on whose item is not below `end`."""
+    while at < len(index) and index[at] < end:
+        at += 1
+    return at
+
+
+Failure = tuple[int, tuple[int, ...], ZephonError]
+
+
+def _first_failure(rows: Rows, start: int, end: int) -> Failure | None:
+    """The failure that comes first among the items start .. end - 1."""
+    here = [failure for failure in rows.failures if start <= failure[0] < end]
+    return min(here, key=lambda failure: failure[:2]) if here else None
+
+
+def _before(rows: Rows, at: int, stop: int, failure: Failure | None) -> int:
+    """The end of the records at .. stop - 1 that come before the failure."""
+    if failure is None:
+        return stop
+    while at < stop and (rows.index[at], rows.path[at] if rows.path else ()) < failure[:2]:
+        at += 1
+    return at

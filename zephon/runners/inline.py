@@ -1,0 +1,40 @@
+"""The inline runner: a task runs when it is taken, in the thread that asks. No concurrency at all."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from zephon.flow.task import Out, Task
+from zephon.ops.base import Caught
+from zephon.runners.execute import StageWork
+
+# On the main thread a Ctrl-C cannot be told from a KeyboardInterrupt that user code raises: both end the run.
+CAUGHT: Caught = (Exception, SystemExit, GeneratorExit)
+
+
+class InlinePool:
+    """Holds one task, and runs it when its result is wanted."""
+
+    def __init__(self, work: StageWork, workers: int, notify: Callable[[], None]) -> None:
+        self._work = work
+        self._tasks: deque[Task] = deque()
+        self.seconds: dict[str, float] = {}
+        work.setup()
+
+    def has_room(self) -> bool:
+        return not self._tasks
+
+    def submit(self, task: Task) -> None:
+        self._tasks.append(task)
+
+    def take(self) -> list[Out] | None:
+        if not self._tasks:
+            return None
+        outs, seconds = self._work.run(self._tasks.popleft())
+        for name, value in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + value
+        return outs
+
+    def close(self, timeout_s: float) -> None:
+        self._tasks.clear()

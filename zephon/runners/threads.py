@@ -1,0 +1,86 @@
+"""The threads runner: a pool of threads a stage, for operators that work outside the GIL (tokenizers, numpy, reads)."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from zephon.errors import WorkerError, describe
+from zephon.flow.task import Out, Task
+from zephon.ops.base import Caught
+from zephon.runners.execute import StageWork
+
+CAUGHT: Caught = (BaseException,)
+TASKS_AHEAD = 2  # tasks a worker has waiting beside the one it runs, so that it never waits for the engine
+
+
+class _Job:
+    """A task and, once it ran, its result or what went wrong."""
+
+    __slots__ = ("done", "error", "outs", "seconds", "task")
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.done = False
+        self.outs: list[Out] = []
+        self.seconds: dict[str, float] = {}
+        self.error: BaseException | None = None
+
+
+class ThreadPool:
+    """`workers` daemon threads that run tasks as they come; results leave in the order of submission."""
+
+    def __init__(self, work: StageWork, workers: int, notify: Callable[[], None]) -> None:
+        self._work, self._notify = work, notify
+        self._jobs: deque[_Job] = deque()
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._limit = workers * (1 + TASKS_AHEAD)
+        self.seconds: dict[str, float] = {}
+        work.setup()
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"zephon-worker-{i}", daemon=True) for i in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _serve(self) -> None:
+        while (job := self._queue.get()) is not None:
+            try:
+                job.outs, job.seconds = self._work.run(job.task)
+            except BaseException as error:  # not from user code, which Rows catches: ours
+                job.error = error
+            job.done = True
+            self._notify()
+
+    def has_room(self) -> bool:
+        return len(self._jobs) < self._limit
+
+    def submit(self, task: Task) -> None:
+        job = _Job(task)
+        self._jobs.append(job)
+        self._queue.put(job)
+
+    def take(self) -> list[Out] | None:
+        if not self._jobs or not self._jobs[0].done:
+            return None
+        job = self._jobs.popleft()
+        if job.error is not None:
+            raise WorkerError(f"a worker thread failed on task {job.task.seq}: {describe(job.error)}") from job.error
+        for name, value in job.seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + value
+        return job.outs
+
+    def close(self, timeout_s: float) -> None:
+        try:
+            while True:
+                self._queue.get_nowait()
+        except queue.Empty:
+            pass
+        for _ in self._threads:
+            self._queue.put(None)
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,337 @@
+"""A pipeline in use: where it starts, the one live iterator, and the state.
+
+The start is the beginning, a loaded state, or the pass behind the last finished one. Delivered is what the iterator
+returned to the user, nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from zephon.batch import Batch
+from zephon.checkpoint.restore import check_definition, fit_lanes
+from zephon.checkpoint.schema import State, write_state
+from zephon.drive import DRIVERS, Driver
+from zephon.engine import Job
+from zephon.errors import CheckpointError, Closed
+from zephon.flow.batcher import End, Failed
+from zephon.flow.progress import LaneState
+from zephon.identity import available_cpus, find_identity
+from zephon.io.dataset import Dataset
+from zephon.ops.base import Node
+from zephon.options import Options
+from zephon.plan.fingerprint import Fingerprint, fingerprint
+from zephon.plan.graph import Plan, make_plan
+from zephon.plan.lanes import Topology, resolve_topology
+from zephon.work.source import WorkSource
+
+log = logging.getLogger("zephon")
+
+DEFAULT_RUNNER = "threads"
+
+
+class Definition(msgspec.Struct, frozen=True):
+    """What the user wrote."""
+
+    source: WorkSource
+    nodes: tuple[Node, ...]
+    steps: dict[str, dict[str, Any]]
+    """What each node was when it was declared, for the fingerprint."""
+    options: Options
+    limit: int | None = None
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """A definition in this process: its plan, and the lanes that it owns."""
+
+    source: WorkSource
+    plan: Plan
+    topology: Topology
+    fingerprint: Fingerprint
+
+
+class Session:
+    """The mutable part of one Pipeline object."""
+
+    def __init__(self, definition: Definition, loaded: State | None = None, allow: Iterable[str] = ()) -> None:
+        self.definition = definition
+        self.loaded = loaded
+        self.allow = tuple(allow)
+        self.resolved = self._resolve()
+        self._iterator: weakref.ref[BatchIterator] | None = None
+        self.last_metrics: dict[str, dict[str, float]] = {"seconds": {}, "totals": {}}
+        self.start = self._first_start()
+        self.current = dict(self.start)
+        self._most_turns = self._most_advanced()
+        self._started = False
+
+    def _resolve(self) -> Resolved:
+        definition, state = self.definition, self.loaded
+        options = definition.options
+        replicas = options.data.canonical_replicas
+        if state is not None and replicas not in (None, state.canonical_replicas):
+            raise CheckpointError(
+                f"canonical_replicas={replicas}, but the state was written with {state.canonical_replicas} lanes; "
+                "a run keeps its number of lanes for life: leave the option unset, or give the state's number"
+            )
+        if state is not None and replicas is None:
+            replicas = state.canonical_replicas
+            log.info("canonical_replicas=%d comes from the state", replicas)
+        identity = find_identity()
+        if identity is not None:
+            log.info("rank %d of %d, from %s", identity.rank, identity.world_size, identity.origin)
+        topology, notices = resolve_topology(options.topology, replicas, identity)
+        for notice in notices:
+            log.warning("%s", notice)
+        source = definition.source
+        if state is not None and state.seed != source.seed:
+            log.warning("the seed %d comes from the state, not %d from the source", state.seed, source.seed)
+            source = source.with_seed(state.seed)
+        names = [dataset.name for dataset in source.datasets]
+        plan = make_plan(definition.nodes, options, names, available_cpus())
+        resolved = Resolved(source, plan, topology, fingerprint(source, definition.steps, plan))
+        if state is not None:
+            for notice in check_definition(state, resolved.fingerprint, self.allow):
+                log.warning("%s", notice)
+        return resolved
+
+    def _first_start(self) -> dict[int, LaneState]:
+        """Where the owned lanes begin."""
+        plan, lanes = self.resolved.plan, self.resolved.topology.lanes
+        if self.loaded is None:
+            zero = (0,) * len(plan.reasons)
+            return {lane: LaneState(counts=zero, place_counts=zero) for lane in lanes}
+        missing = [lane for lane in lanes if lane not in self.loaded.lanes]
+        if missing:
+            raise CheckpointError(
+                f"the state lacks lanes {missing} that this group owns (it holds {sorted(self.loaded.lanes)}); "
+                "load what zephon.merge_states made of the states of all groups"
+            )
+        fitted = self._fitted(self.loaded)
+        return {lane: fitted[lane] for lane in lanes}
+
+    def _fitted(self, state: State) -> dict[int, LaneState]:
+        plan = self.resolved.plan
+        return fit_lanes(state, plan.reasons, plan.batch.size, self.definition.options.data.cycles_per_step)
+
+    def _most_advanced(self) -> dict[int, tuple[int, int]]:
+        """By pass: (fewest, most) turns of any lane of the loaded state, owned or not."""
+        turns: dict[int, list[int]] = {}
+        states = self._fitted(self.loaded) if self.loaded is not None else self.start
+        for place in states.values():
+            turns.setdefault(place.pass_index, []).append(place.turns)
+        return {number: (min(done), max(done)) for number, done in turns.items()}
+
+    def first_target(self, pass_index: int) -> int:
+        """The turns that every lane has behind the first global step of `steps()`.
+
+        After a restore in the middle of a step that step is short: up to where the most advanced lane's step ends.
+        """
+        cycles = self.definition.options.data.cycles_per_step
+        fewest, most = self._most_turns.get(pass_index, (0, 0))
+        target = -(-most // cycles) * cycles
+        return target if fewest < target else target + cycles
+
+    def iterate(self) -> BatchIterator:
+        """A new iterator from the start; it ends the one before."""
+        self.end_iterator("a newer iterator of the same pipeline took its place")
+        if self._started and self.current != self.start:
+            log.warning("iterating again from the pipeline's start; to go on where you were, load the state")
+        self._started = True
+        self.current = dict(self.start)
+        iterator = BatchIterator(self)
+        self._iterator = weakref.ref(iterator)
+        return iterator
+
+    def end_iterator(self, reason: str) -> None:
+        """Closes the live iterator."""
+        iterator = self._iterator() if self._iterator is not None else None
+        if iterator is not None:
+            iterator.end(reason)
+        self._iterator = None
+
+    def finish_pass(self) -> None:
+        """The iterator came to the end of its pass: the next one begins there."""
+        self.start = dict(self.current)
+
+    def drive(self, pass_index: int) -> Driver:
+        """A running engine for the owned lanes that are in this pass."""
+        execution = self.definition.options.execution
+        resolved = self.resolved
+        lanes = {lane: place for lane, place in self.start.items() if place.pass_index == pass_index}
+        job = Job(
+            plan=resolved.plan,
+            source=resolved.source,
+            datasets=cast("Sequence[Dataset]", resolved.source.datasets),
+            num_lanes=resolved.topology.num_lanes,
+            pass_index=pass_index,
+            lanes=lanes,
+            cycles_per_step=self.definition.options.data.cycles_per_step,
+            task_records=execution.task_records or _task_records(resolved.plan, len(lanes)),
+            prefetch_batches=execution.prefetch_batches,
+        )
+        return DRIVERS[execution.runner or DEFAULT_RUNNER](job)
+
+    def state(self, after: Batch | None = None) -> dict[str, Any]:
+        """The state behind the last delivered batch, or behind `after`."""
+        data = self.definition.options.data
+        if not data.deterministic:
+            raise CheckpointError(
+                "deterministic=False gives up the order that a resume needs, so there is no state; "
+                "leave deterministic=True to checkpoint"
+            )
+        lanes = self.current
+        if after is not None:
+            owner, places = after._progress or (None, ())
+            if owner is not self:
+                raise CheckpointError("state_dict(after=batch): the batch did not come from this pipeline object")
+            lanes = dict(zip(self.start, places, strict=True))
+        plan = self.resolved.plan
+        return write_state(
+            State(
+                seed=self.resolved.source.seed,
+                canonical_replicas=self.resolved.topology.num_lanes,
+                cycles_per_step=data.cycles_per_step,
+                batch_size=plan.batch.size,
+                fingerprint=self.resolved.fingerprint,
+                reasons=list(plan.reasons),
+                lanes=lanes,
+            )
+        )
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Where the time of the live or last iterator went."""
+        iterator = self._iterator() if self._iterator is not None else None
+        return iterator.metrics() if iterator is not None else self.last_metrics
+
+    def counts(self) -> dict[str, Any]:
+        """What was delivered and dropped, by lane and reason, up to the last delivered sample."""
+        reasons = self.resolved.plan.reasons
+        return {
+            "delivered": {lane: place.delivered for lane, place in self.current.items()},
+            "dropped": {
+                lane: {name: place.counts[i] for name, i in reasons.items() if place.counts[i]}
+                for lane, place in self.current.items()
+            },
+        }
+
+
+def _task_records(plan: Plan, num_lanes: int) -> int:
+    """Records handed to a worker at a time: about a cycle of batches, enough to hide the cost of a hand-over."""
+    return 128 if plan.regroups else min(256, max(16, plan.batch.size * num_lanes))
+
+
+_NO_TARGET = sys.maxsize
+
+
+class BatchIterator(Iterator[Batch]):
+    """The batches of this group, from the session's start to the end of a pass (or the pipeline's `take` limit).
+
+    The engine starts with the first `next`. Raises Closed once a newer iterator, a load or `close` ended it.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._pass_index = min((place.pass_index for place in session.start.values()), default=0)
+        self._left = session.definition.limit
+        self._driver: Driver | None = None
+        self._closer: weakref.finalize[..., Any] | None = None
+        self._over = False
+        self._ended: str | None = None
+
+    def _running(self) -> Driver:
+        """The driver, started when first asked for."""
+        if self._driver is None:
+            self._driver = self._session.drive(self._pass_index)
+            self._closer = weakref.finalize(self, self._driver.close)
+        return self._driver
+
+    def __next__(self) -> Batch:
+        if self._ended is not None:
+            raise Closed(f"this iterator is over: {self._ended}")
+        if self._over or not self.lacks(_NO_TARGET):
+            self._finish()
+            raise StopIteration
+        driver = self._running()
+        item = driver.engine.tail.peek()
+        assert item is not None
+        if isinstance(item, Failed):
+            self._stop()
+            raise item.error
+        lane = driver.engine.tail.turn
+        assert lane is not None
+        driver.engine.tail.pop()
+        driver.took()
+        return self._deliver(lane[1], item)
+
+    def _deliver(self, lane: int, item: Any) -> Batch:
+        session = self._session
+        session.current[lane] = item.state
+        batch: Batch = item.batch
+        batch._progress = (session, tuple(session.current.values()))
+        if self._left is not None:
+            self._left -= 1
+        return batch.to_torch() if session.definition.options.execution.output == "torch" else batch
+
+    def lacks(self, turns: int) -> bool:
+        """Whether an unfinished lane has had fewer than `turns` turns. Passes over lanes that have ended."""
+        if self._over or self._left == 0:
+            return False
+        driver = self._running()
+        tail = driver.engine.tail
+        while tail.turn is not None and tail.turn[0] < turns:
+            driver.wait()
+            item = tail.peek()
+            if not isinstance(item, End):
+                return True
+            self._session.current[tail.finish()] = item.state
+        return False
+
+    @property
+    def finished(self) -> bool:
+        """Whether every lane has ended."""
+        return self._over or self._left == 0 or self._running().engine.tail.turn is None
+
+    def steps(self) -> Iterator[list[Batch]]:
+        """The batches step by step; see `Pipeline.steps`."""
+        cycles = self._session.definition.options.data.cycles_per_step
+        target = first = self._session.first_target(self._pass_index)
+        while True:
+            batches = []
+            while self.lacks(target):
+                batches.append(next(self))
+            if not batches and (target != first or self.finished):
+                next(self, None)  # the pass, or what `take` allows, is complete
+                return
+            yield batches
+            target += cycles
+
+    def _finish(self) -> None:
+        """The end of the pass, or of what `take` allows."""
+        if not self._over and self._left != 0:
+            self._session.finish_pass()
+        self._stop()
+
+    def _stop(self) -> None:
+        """Ends the engine; the session keeps the place."""
+        self._over = True
+        if self._driver is not None:
+            self._session.last_metrics = self._driver.engine.read_metrics()
+        if self._closer is not None:
+            self._closer()
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Where the time went so far."""
+        return self._driver.engine.read_metrics() if self._driver is not None else self._session.last_metrics
+
+    def end(self, reason: str) -> None:
+        """Closes the iterator; its next `next` raises Closed, unless it had come to its end."""
+        if not self._over:
+            self._ended = reason
+        self._stop()
