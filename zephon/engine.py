@@ -95,9 +95,8 @@ class Engine:
         ]
 
     def _lane_limit(self) -> int:
-        """Pointers of one lane on their way: enough, over all lanes, to keep every worker of stage 0 busy."""
-        tasks = self.job.plan.stages[0].parallelism * 3 + 1
-        return max(1, -(-tasks * self.job.task_records // max(1, len(self.job.lanes))))
+        """Pointers of one lane on their way: enough for a lane that the others wait for to use every worker."""
+        return (self.job.plan.stages[0].parallelism * 3 + 1) * self.job.task_records
 
     def _has_room(self, lane: int) -> bool:
         return self.tail.waiting(lane) < self.job.prefetch_batches

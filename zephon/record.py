@@ -48,6 +48,14 @@ class Pointers(msgspec.Struct, frozen=True, eq=False):
         return Pointers(self.dataset[start:stop], self.row[start:stop], self.epoch[start:stop])
 
 
+def join(pointers: Sequence[Pointers]) -> Pointers:
+    """The pointers of all, one after the other."""
+    if len(pointers) == 1:
+        return pointers[0]
+    columns = ([getattr(p, name) for p in pointers] for name in ("dataset", "row", "epoch"))
+    return Pointers(*(np.concatenate(column) for column in columns))
+
+
 def event_at(chunk: int, offset: int) -> int:
     """The number of an event of a lane: a pointer of a chunk, or (offset = its length) the mark behind the chunk."""
     return chunk << EVENT_BITS | offset

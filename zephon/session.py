@@ -10,6 +10,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import msgspec
@@ -18,8 +19,8 @@ from zephon.batch import Batch
 from zephon.checkpoint.restore import check_definition, fit_lanes
 from zephon.checkpoint.schema import State, write_state
 from zephon.drive import DRIVERS, Driver
-from zephon.engine import Job
-from zephon.errors import CheckpointError, Closed
+from zephon.engine import Job, Ready
+from zephon.errors import CheckpointError, Closed, ConfigError
 from zephon.flow.batcher import End, Failed
 from zephon.flow.progress import LaneState
 from zephon.identity import available_cpus, find_identity
@@ -87,6 +88,11 @@ class Session:
         if identity is not None:
             log.info("rank %d of %d, from %s", identity.rank, identity.world_size, identity.origin)
         topology, notices = resolve_topology(options.topology, replicas, identity)
+        if not options.data.deterministic and topology.world_size > topology.num_groups:
+            raise ConfigError(
+                f"deterministic=False with {topology.world_size} ranks in {topology.num_groups} groups: the ranks of "
+                "one group would get different batches; leave deterministic=True"
+            )
         for notice in notices:
             log.warning("%s", notice)
         source = definition.source
@@ -258,39 +264,50 @@ class BatchIterator(Iterator[Batch]):
         if self._over or not self.lacks(_NO_TARGET):
             self._finish()
             raise StopIteration
-        driver = self._running()
-        item = driver.engine.tail.peek()
-        assert item is not None
-        if isinstance(item, Failed):
-            self._stop()
-            raise item.error
-        lane = driver.engine.tail.turn
-        assert lane is not None
-        driver.engine.tail.pop()
-        driver.took()
-        return self._deliver(lane[1], item)
+        with self._no_going_on():
+            driver = self._running()
+            lane, item = driver.engine.tail.pop()
+            driver.took()
+            if isinstance(item, Failed):
+                self._stop()
+                raise item.error
+            assert isinstance(item, Ready)
+            return self._deliver(lane, item)
 
-    def _deliver(self, lane: int, item: Any) -> Batch:
+    @contextmanager
+    def _no_going_on(self) -> Iterator[None]:
+        """What stops a move in its middle (a Ctrl-C, a dead worker) ends the iterator: the next move could lose data."""
+        try:
+            yield
+        except BaseException as error:
+            if not self._over:
+                self.end(f"{type(error).__name__} stopped it; to go on, load the state")
+            raise
+
+    def _deliver(self, lane: int, item: Ready) -> Batch:
+        """Counts the batch as delivered, last of all."""
         session = self._session
-        session.current[lane] = item.state
-        batch: Batch = item.batch
-        batch._progress = (session, tuple(session.current.values()))
+        torch = session.definition.options.execution.output == "torch"
+        batch = item.batch.to_torch() if torch else item.batch
         if self._left is not None:
             self._left -= 1
-        return batch.to_torch() if session.definition.options.execution.output == "torch" else batch
+        session.current[lane] = item.state
+        batch._progress = (session, tuple(session.current.values()))
+        return batch
 
     def lacks(self, turns: int) -> bool:
         """Whether an unfinished lane has had fewer than `turns` turns. Passes over lanes that have ended."""
         if self._over or self._left == 0:
             return False
-        driver = self._running()
-        tail = driver.engine.tail
-        while tail.turn is not None and tail.turn[0] < turns:
-            driver.wait()
-            item = tail.peek()
-            if not isinstance(item, End):
-                return True
-            self._session.current[tail.finish()] = item.state
+        with self._no_going_on():
+            driver = self._running()
+            tail = driver.engine.tail
+            while tail.turn is not None and tail.turn[0] < turns:
+                driver.wait()
+                item = tail.peek()
+                if not isinstance(item, End):
+                    return True
+                self._session.current[tail.finish()] = item.state
         return False
 
     @property

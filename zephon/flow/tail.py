@@ -40,11 +40,11 @@ class Tail(Generic[T]):
         lane = self._order[0][1]
         return self.buffers[lane][0] if self.buffers[lane] else None
 
-    def pop(self) -> T:
-        """Takes the next item as the lane's turn."""
+    def pop(self) -> tuple[int, T]:
+        """(lane, item): takes the next item as the lane's turn."""
         done, lane = self._order[0]
         heapq.heapreplace(self._order, (done + 1, lane))
-        return self.buffers[lane].popleft()
+        return lane, self.buffers[lane].popleft()
 
     def finish(self) -> int:
         """Takes the next item as the lane's end; returns the lane, which has no turn any more."""

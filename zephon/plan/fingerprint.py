@@ -18,7 +18,7 @@ Fingerprint = dict[str, Any]
 
 def node_fields(node: Node) -> dict[str, Any]:
     """The settings of one step as plain data. To be taken when the step is declared: functions may change later."""
-    fields = {name: _plain(value) for name, value in node.settings().items()}
+    fields = {name: _bounded(value) for name, value in node.settings().items()}
     if isinstance(node, Batch):
         del fields["size"]  # places count samples, so it may change
     return fields
@@ -31,12 +31,33 @@ def fingerprint(source: WorkSource, steps: Mapping[str, dict[str, Any]], plan: P
     """
     return {
         "python": python_version(),
-        "source": {name: _plain(value) for name, value in source.fingerprint().items()},
-        "datasets": {dataset.name: dataset.fingerprint() for dataset in source.datasets},
+        "source": {name: _bounded(value) for name, value in source.fingerprint().items()},
+        "datasets": _datasets(source),
         "operators": dict(steps),
         "order": list(steps),
         "flush_every_k_chunks": plan.flush_every,
     }
+
+
+LONGEST_FIELD = 2_048  # bytes; a larger one enters by its hash
+LONGEST_TABLE = 32_768  # bytes of all datasets; beyond it the table enters by its hash, so that a state stays small
+
+
+def _datasets(source: WorkSource) -> dict[str, Any]:
+    """The datasets by name, field by field; thousands of them together."""
+    table = {d.name: {k: _bounded(v) for k, v in d.fingerprint().items()} for d in source.datasets}
+    if len(canonical_bytes(table)) <= LONGEST_TABLE:
+        return table
+    return {"all": {"number": len(table), "rows": sum(d.num_rows for d in source.datasets), "hash": _hash(table)}}
+
+
+def _bounded(value: Any) -> Any:
+    plain = _plain(value)
+    return plain if len(canonical_bytes(plain)) <= LONGEST_FIELD else _hash(plain)
+
+
+def _hash(value: Any) -> str:
+    return f"content {hashlib.blake2b(canonical_bytes(value), digest_size=16).hexdigest()}"
 
 
 def _plain(value: Any) -> Any:
@@ -49,7 +70,7 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if callable(value):
         return f"code {code_hash(value)}"
-    return f"content {hashlib.blake2b(canonical_bytes(value), digest_size=16).hexdigest()}"
+    return _hash(value)
 
 
 class Difference:

@@ -6,7 +6,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from zephon.flow.task import Out, Slice, Task
 from zephon.io.dataset import Dataset
 from zephon.ops.base import Caught, Rows
 from zephon.plan.graph import StagePlan
-from zephon.record import Handle, Origin, Pointers, Record, origins_of, record_of, start_of
+from zephon.record import Handle, Origin, Pointers, Record, join, origins_of, record_of, start_of
 
 
 class StageWork:
@@ -46,12 +46,12 @@ class StageWork:
 
     def _load(self, task: Task, rows: Rows) -> None:
         """Puts the records of a task into `rows`: read for pointers, built for handles."""
-        loaded: list[Record | DataError | None] = []
-        for piece in task.slices:
-            if isinstance(piece.items, Pointers):
-                loaded += self._fetch(piece.items)
-            else:
-                loaded += [record_of(handle) for handle in piece.items]
+        pointers = [piece.items for piece in task.slices if isinstance(piece.items, Pointers)]
+        loaded: list[Record | DataError | None]
+        if pointers:
+            loaded = self._fetch(join(pointers))
+        else:
+            loaded = [record_of(handle) for piece in task.slices for handle in cast("list[Handle]", piece.items)]
         rows.index, rows.records = range(len(loaded)), loaded  # type: ignore[assignment]
         kept = []
         for i, record in enumerate(loaded):
@@ -72,11 +72,12 @@ class StageWork:
             rows.failures.append((i, (), problem))
 
     def _fetch(self, pointers: Pointers) -> list[Record | DataError | None]:
-        """The records of pointers; None for an excluded row. Rows of one dataset are read together."""
+        """The records of pointers; None for an excluded row. A task's rows of one dataset are read together."""
         found: list[Record | DataError | None] = [None] * len(pointers)
-        for number in np.unique(pointers.dataset).tolist():
-            dataset = self._datasets[number]
+        for number, dataset in enumerate(self._datasets):
             positions = np.flatnonzero(pointers.dataset == number)
+            if not len(positions):
+                continue
             rows = pointers.row[positions]
             positions = positions[~dataset.is_excluded(rows)]
             for position, record in zip(positions.tolist(), dataset.read(pointers.row[positions]), strict=True):
