@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import Phase, HealthCheck, settings
 
 PATIENCE_S = 2.0  # how long a thread or process that was told to end may take (law L8 for close())
 SHARED = Path("/dev/shm")
 
 _BASE = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", _BASE, max_examples=200, derandomize=True)
+settings.register_profile("fuzz", _BASE, max_examples=200, derandomize=True, phases=[Phase.generate])
 settings.register_profile("long", _BASE, max_examples=10_000, derandomize=False)
 
 

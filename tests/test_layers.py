@@ -21,11 +21,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli", "integrations", "bench", "__main__"),
     ("__init__",),  # the public names
     ("pipeline", "session", "identity"),
-    ("engine", "drive"),
+    ("engine", "engine_process", "drive", "drive_process"),
     ("runners", "arena"),
     ("ipc", "io"),
     ("ops", "plan", "flow", "checkpoint", "work"),
-    ("record", "batch", "options", "metrics", "functions", "canonical", "errors"),
+    ("record", "lineage", "batch", "options", "metrics", "functions", "canonical", "errors"),
 )
 
 # Decides only: no clock, process, thread, file, socket, logging or torch.
@@ -42,10 +42,10 @@ IMPURE_CALLS = {"open", "print", "input"}
 # Effects that have one place each.
 PLACES: dict[str, set[str]] = {
     "multiprocessing": {"runners", "ipc"},
-    "subprocess": {"runners"},
+    "subprocess": {"runners", "bench"},
     "posix_ipc": {"ipc", "arena"},
-    "asyncio": {"io", "engine"},
-    "uvloop": {"engine", "runners"},
+    "asyncio": {"io", "engine_process"},
+    "uvloop": {"engine_process"},
 }
 
 # `testing` may import anything; nobody but the tests and these modules may import it.

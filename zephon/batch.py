@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import abc
+import copy
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from zephon.canonical import canonical_bytes
-from zephon.record import Block, Handles, Lineage, Origin, origins_of
+from zephon.record import Origin
 
 Locate = Callable[[int, int], tuple[str, str, int]]
 """(dataset index, row) -> (dataset name, shard name, row in shard)."""
+
+
+class LazyList(abc.ABC):
+    """A list field that is decoded when someone asks for it."""
+
+    @abc.abstractmethod
+    def values(self) -> list[Any]:
+        """The list."""
 
 
 class Batch(Mapping[str, Any]):
@@ -29,19 +39,22 @@ class Batch(Mapping[str, Any]):
         step: int,
         pass_index: int,
         num_samples: int,
-        lineage: Sequence[Any] = (),
+        origins: Callable[[], list[tuple[Origin, ...]]] = list,
         locate: Locate | None = None,
     ) -> None:
         self._fields = fields
         self.lane_id, self.step, self.pass_index, self.num_samples = lane_id, step, pass_index, num_samples
-        self._lineage, self._locate = lineage, locate
+        self._find_origins, self._locate = origins, locate
         self._progress: Any = None  # the owner's state behind this batch, for state_dict(after=batch)
 
     def __getitem__(self, name: str) -> Any:
         try:
-            return self._fields[name]
+            value = self._fields[name]
         except KeyError:
             raise KeyError(f"no field {name!r}; the batch has {', '.join(map(str, self._fields))}") from None
+        if isinstance(value, LazyList):
+            value = self._fields[name] = value.values()
+        return value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
@@ -50,7 +63,7 @@ class Batch(Mapping[str, Any]):
         return len(self._fields)
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}: {_shape(value)}" for name, value in self._fields.items())
+        fields = ", ".join(f"{name}: {_shape(value)}" for name, value in self.items())
         return f"Batch(lane_id={self.lane_id}, step={self.step}, pass_index={self.pass_index}, {{{fields}}})"
 
     @property
@@ -59,43 +72,40 @@ class Batch(Mapping[str, Any]):
         locate = self._locate
         if locate is None:
             return []
-        samples = (sample for piece in self._lineage for sample in _origins(piece))
-        return [[(*locate(dataset, row), path) for dataset, row, _, path in sample] for sample in samples]
+        return [[(*locate(dataset, row), path) for dataset, row, _, path in made] for made in self._find_origins()]
 
     def digest(self) -> str:
         """SHA-256 (hex) over field names, dtypes, shapes and bytes; of lists, over their canonical encoding."""
         total = hashlib.sha256()
-        for name, value in self._fields.items():
+        for name, value in self.items():
             if isinstance(value, list):
                 total.update(canonical_bytes([name, "list", value]))
             else:
                 array = np.asarray(value)
-                total.update(canonical_bytes([name, array.dtype.str, array.shape]))
-                total.update(array.tobytes())
+                total.update(canonical_bytes([name, _dtype_text(array.dtype), array.shape]))
+                text = array.dtype.hasobject or array.dtype.kind == "T"  # its memory holds addresses
+                total.update(canonical_bytes(array.tolist()) if text else array.tobytes())
         return total.hexdigest()
 
     def to_torch(self) -> Batch:
         """The same batch with its numeric arrays as torch tensors that share their memory."""
         import torch
 
-        fields = {name: _tensor(torch, value) for name, value in self._fields.items()}
-        batch = Batch(fields, self.lane_id, self.step, self.pass_index, self.num_samples, self._lineage, self._locate)
+        return self._with({name: _tensor(torch, value) for name, value in self._fields.items()})
+
+    def copy(self) -> Batch:
+        """The same batch in memory of its own."""
+        return self._with({n: v if isinstance(v, list) else copy.copy(v) for n, v in self.items()})
+
+    def _with(self, fields: dict[str, Any]) -> Batch:
+        shape = (self.lane_id, self.step, self.pass_index, self.num_samples)
+        batch = Batch(fields, *shape, self._find_origins, self._locate)
         batch._progress = self._progress
         return batch
 
 
-def lineage_of(samples: Handles, start: int, stop: int) -> Any:
-    """What to keep of a run of samples to tell their origins later, without their payload."""
-    if isinstance(samples, Block) and samples.lineage.is_pointers:
-        return samples.lineage, start, stop
-    return [origins_of(samples[i]) for i in range(start, stop)]
-
-
-def _origins(piece: Any) -> list[tuple[Origin, ...]]:
-    if isinstance(piece, tuple):
-        lineage: Lineage = piece[0]
-        return [lineage.origins(i) for i in range(piece[1], piece[2])]
-    return piece  # type: ignore[no-any-return]
+def _dtype_text(dtype: np.dtype[Any]) -> Any:
+    return dtype.descr if dtype.names else dtype.str
 
 
 def _tensor(torch: Any, value: Any) -> Any:

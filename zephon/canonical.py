@@ -16,6 +16,7 @@ which whatever msgpack cannot tell apart by itself is an extension:
 from __future__ import annotations
 
 import pickle
+import sys
 from types import BuiltinFunctionType, FunctionType, ModuleType, NoneType
 from typing import Any, Final
 
@@ -140,8 +141,17 @@ def _as_array(value: Any) -> NDArray[Any] | None:
     try:
         array = np.asarray(value)
     except Exception:
-        return None
+        return _torch_bytes(value)
     return None if array.dtype.hasobject else array
+
+
+def _torch_bytes(value: Any) -> NDArray[Any] | None:
+    """A torch tensor that numpy does not take (it wants a gradient, or is a bfloat16), by its bytes and dtype."""
+    if type(value).__module__.partition(".")[0] != "torch" or not hasattr(value, "detach"):
+        return None
+    tensor = value.detach().cpu().contiguous()
+    raw = tensor.reshape(-1).view(dtype=sys.modules["torch"].uint8).numpy()
+    return np.array([str(tensor.dtype), str(tuple(tensor.shape)), raw.tobytes().hex()])
 
 
 def _is_builtin_function(value: Any) -> bool:

@@ -7,22 +7,27 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from zephon.engine import STOP_TIMEOUT_S, Engine, Job
+from zephon.drive_process import ProcessDriver
+from zephon.engine import STOP_TIMEOUT_S, Engine, Job, TailItem
 from zephon.errors import Closed, InternalError
+from zephon.flow.tail import Tail
 from zephon.runners import inline, threads
 from zephon.runners.base import MakePool
 
 
 class Driver(Protocol):
-    """What an iterator needs of a running engine."""
+    """What an iterator needs of a running engine: its tail, filled from elsewhere."""
 
-    engine: Engine
+    tail: Tail[TailItem]
+
+    def read_metrics(self) -> dict[str, dict[str, float]]:
+        """Where the time went so far."""
 
     def wait(self) -> None:
         """Returns once the next item of the tail is there. Raises what stopped the engine."""
 
-    def took(self) -> None:
-        """Notes that an item was taken from the tail: there is room."""
+    def took(self, item: TailItem) -> TailItem:
+        """Notes that an item was taken from the tail, so there is room; returns what to hand to the user for it."""
 
     def close(self) -> None:
         """Ends the engine and its pools. May be called again, from any thread and at exit."""
@@ -32,15 +37,16 @@ class InlineDriver:
     """Runs the engine in the thread that asks for batches, as far as the next batch needs."""
 
     def __init__(self, job: Job) -> None:
-        self.engine = Engine(job, inline.InlinePool, inline.CAUGHT, _nothing)
+        self.engine = Engine(job, inline.InlinePool, inline.INTERRUPTS, _nothing)
+        self.tail, self.read_metrics = self.engine.tail, self.engine.read_metrics
 
     def wait(self) -> None:
-        while self.engine.tail.peek() is None:
+        while self.tail.peek() is None:
             if not self.engine.pump():
                 raise InternalError("the flow stands still with nothing to wait for; please report this pipeline")
 
-    def took(self) -> None:
-        pass
+    def took(self, item: TailItem) -> TailItem:
+        return item
 
     def close(self) -> None:
         self.engine.close()
@@ -59,9 +65,14 @@ class ThreadDriver:
         self._error: BaseException | None = None
         self._closed = False
         self._pid = os.getpid()
-        self.engine = Engine(job, make_pool, threads.CAUGHT, self._wake.set)
+        self.engine = Engine(job, make_pool, threads.INTERRUPTS, self._wake.set)
+        self.tail, self.read_metrics = self.engine.tail, self.engine.read_metrics
         self._thread = threading.Thread(target=self._serve, name="zephon-engine", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            self.engine.close()
+            raise
 
     def _serve(self) -> None:
         """The engine's loop. Clearing before pumping means that no wake-up is lost."""
@@ -79,16 +90,19 @@ class ThreadDriver:
                 self._ready.notify_all()
 
     def wait(self) -> None:
+        if os.getpid() != self._pid:
+            raise Closed("this iterator belongs to the process that forked this one; make a pipeline of your own here")
         with self._ready:
-            while self.engine.tail.peek() is None:
+            while self.tail.peek() is None:
                 if self._error is not None:
                     raise self._error
                 if self._closed:
                     raise Closed("the pipeline was closed while a batch was awaited")
                 self._ready.wait()
 
-    def took(self) -> None:
+    def took(self, item: TailItem) -> TailItem:
         self._wake.set()
+        return item
 
     def close(self) -> None:
         if self._closed or os.getpid() != self._pid:  # a forked child owns none of these threads
@@ -102,4 +116,8 @@ class ThreadDriver:
         self.engine.close()
 
 
-DRIVERS: dict[str, Callable[[Job], Driver]] = {"inline": InlineDriver, "threads": ThreadDriver}
+DRIVERS: dict[str, Callable[[Job], Driver]] = {
+    "inline": InlineDriver,
+    "threads": ThreadDriver,
+    "process": ProcessDriver,
+}

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from zephon.batch import Batch, lineage_of
+from zephon.batch import Batch
+from zephon.errors import ZephonError
 from zephon.flow.accumulate import Chain
 from zephon.flow.batcher import Cut, Failed, Item, LaneBatcher
 from zephon.flow.feed import Feed, LaneFeed
@@ -24,15 +25,18 @@ from zephon.flow.stage import Input, Pending, Stage
 from zephon.flow.tail import Tail
 from zephon.flow.task import Run
 from zephon.io.dataset import Dataset
+from zephon.lineage import origins_in
 from zephon.metrics import Metrics
-from zephon.ops.base import Caught, as_zephon_error
+from zephon.ops.base import as_zephon_error, let_through
 from zephon.ops.batch import collate
 from zephon.plan.graph import Plan
+from zephon.plan.limits import lane_limit, pending_limit
+from zephon.record import record_of
 from zephon.runners.base import MakePool, RunnerPool
-from zephon.runners.execute import StageWork, describe_handle
+from zephon.runners.execute import StageWork, build_error, describe_handle
 from zephon.work.source import WorkSource
 
-LEAST_DRY_POINTERS = 16_384
+LEAST_DRY_POINTERS = 32_768
 STOP_TIMEOUT_S = 1.0
 
 
@@ -56,36 +60,54 @@ class Job(msgspec.Struct, frozen=True):
     cycles_per_step: int
     task_records: int
     prefetch_batches: int
+    ring_bytes: int = 0
+    max_worker_retries: int = 0
+
+    def locate(self, dataset: int, row: int) -> tuple[str, str, int]:
+        """(dataset name, shard name, row in shard) of a row."""
+        shard, row_in_shard = self.datasets[dataset].locate(row)
+        return self.datasets[dataset].name, shard, row_in_shard
+
+
+TailItem = Ready | Item
 
 
 class Engine:
-    """The state of one run over a pass. One thread pumps; one takes from `tail`."""
+    """The state of one run over a pass. One thread pumps; one takes from `tail`.
 
-    def __init__(self, job: Job, make_pool: MakePool, caught: Caught, notify: Callable[[], None]) -> None:
+    `build`: batches are put together as they are cut. Else the tail holds the cuts, and who takes one builds it.
+    """
+
+    def __init__(
+        self, job: Job, make_pool: MakePool, interrupts: bool, notify: Callable[[], None], build: bool = True
+    ) -> None:
         self.job = job
+        self._build, self._interrupts = build, interrupts
         self.metrics = Metrics()
-        self.tail: Tail[Ready | Item] = Tail({lane: state.turns for lane, state in job.lanes.items()})
+        self.tail: Tail[TailItem] = Tail({lane: state.turns for lane, state in job.lanes.items()})
         self.batchers = {lane: self._batcher(state) for lane, state in job.lanes.items()}
-        works = [StageWork(stage, job.datasets, job.source.seed, caught) for stage in job.plan.stages]
         self.pools: list[RunnerPool] = []
         try:
-            for stage, work in zip(job.plan.stages, works, strict=True):
+            for stage in job.plan.stages:
+                work = StageWork(stage, job.datasets, job.source.seed, interrupts)
                 self.pools.append(make_pool(work, stage.parallelism, notify))
+            self.feed = Feed(self._lane_feeds(), lane_limit(job.plan, job.task_records), self._has_room)
+            self.stages, self.pendings = self._connect()
         except BaseException:
             self.close()
             raise
-        self.feed = Feed(self._lane_feeds(), self._lane_limit(), self._has_room)
-        self.stages, self.pendings = self._connect()
 
     def _batcher(self, state: LaneState) -> LaneBatcher:
         plan, source = self.job.plan, self.job.source
         name = plan.batch.name or plan.batch.method
         drop_last = f"{name}.drop_last" if plan.batch.drop_last else None
-        dry_limit = None
+        dry_chunks = None
         if source.length(self.job.pass_index) is None:
             share = -(-source.epoch_length(self.job.pass_index) // self.job.num_lanes)
-            dry_limit = max(share, LEAST_DRY_POINTERS)
-        return LaneBatcher(state, plan.batch.size, drop_last, plan.regroups, plan.reasons, dry_limit)
+            chunk_size = max(1, len(source.chunk(0, self.job.num_lanes, self.job.pass_index, 0)))
+            # Two rounds: a lane sees other rows in each, and may miss a rare one for almost that long.
+            dry_chunks = -(-max(2 * share, LEAST_DRY_POINTERS) // chunk_size)
+        return LaneBatcher(state, plan.batch.size, drop_last, plan.regroups, plan.reasons, dry_chunks)
 
     def _lane_feeds(self) -> list[LaneFeed]:
         job = self.job
@@ -93,10 +115,6 @@ class Engine:
             LaneFeed(job.source, lane, job.num_lanes, s.pass_index, s.chunk, s.offset, job.plan.flush_every)
             for lane, s in job.lanes.items()
         ]
-
-    def _lane_limit(self) -> int:
-        """Pointers of one lane on their way: enough for a lane that the others wait for to use every worker."""
-        return (self.job.plan.stages[0].parallelism * 3 + 1) * self.job.task_records
 
     def _has_room(self, lane: int) -> bool:
         return self.tail.waiting(lane) < self.job.prefetch_batches
@@ -108,13 +126,12 @@ class Engine:
         pendings: list[Pending] = []
         source: Input = self.feed
         for plan, pool in zip(job.plan.stages, self.pools, strict=True):
-            chain = Chain(
-                copy.deepcopy(plan.accumulators), job.source.seed, lambda handle: describe_handle(job.datasets, handle)
-            )
+            own = [copy.deepcopy(accumulator) for accumulator in plan.accumulators]
+            chain = Chain(own, job.source.seed, lambda handle: describe_handle(job.datasets, handle), self._interrupts)
             for lane, state in job.lanes.items():
                 chain.open(lane, state.pass_index, state.chunk)
             stages.append(Stage(source, pool, chain, job.task_records))
-            pendings.append(Pending(stages[-1], 2 * job.task_records * plan.parallelism))
+            pendings.append(Pending(stages[-1], pending_limit(plan.parallelism, job.task_records)))
             source = pendings[-1]
         return stages, pendings[:-1]
 
@@ -140,8 +157,9 @@ class Engine:
             if number < len(self.pendings):
                 self.pendings[number].put(run)
                 continue
+            self.feed.returned(run.lane, run.num_pointers)
             for item in self.batchers[run.lane].push(run):
-                finished = self._batch(run, item) if isinstance(item, Cut) else item
+                finished = self._batch(run, item) if self._build and isinstance(item, Cut) else item
                 self.tail.put(run.lane, finished)
                 if isinstance(finished, Failed):
                     self.stages[-1].stop(run.lane)
@@ -152,22 +170,34 @@ class Engine:
         began = time.perf_counter()
         try:
             fields = collate(cut.segments)
-        except Exception as error:
-            return Failed(
-                as_zephon_error(error, self.job.plan.batch.name or "batch", f"lane {run.lane}, turn {cut.turn}")
-            )
+        except BaseException as error:
+            let_through(error, self._interrupts)
+            return Failed(self.batch_error(error, run.lane, cut))
         num_samples = sum(stop - start for _, start, stop in cut.segments)
-        lineage = [lineage_of(*segment) for segment in cut.segments]
+        origins = origins_in(cut.segments).samples
         step = cut.turn // self.job.cycles_per_step
-        batch = Batch(fields, run.lane, step, run.pass_index, num_samples, lineage, self._locate)
+        batch = Batch(fields, run.lane, step, run.pass_index, num_samples, origins, self.job.locate)
         self.metrics.seconds["collate"] += time.perf_counter() - began
-        self.metrics.totals["batches"] += 1
-        self.metrics.totals["samples"] += num_samples
+        self.count_batch(num_samples)
         return Ready(batch, cut.state)
 
-    def _locate(self, dataset: int, row: int) -> tuple[str, str, int]:
-        shard, row_in_shard = self.job.datasets[dataset].locate(row)
-        return self.job.datasets[dataset].name, shard, row_in_shard
+    def batch_error(self, error: BaseException, lane: int, cut: Cut) -> ZephonError:
+        """The error of a batch that cannot be put together: of the group that cannot be built, or of the batch."""
+        handles = [samples[i] for samples, start, stop in cut.segments for i in range(start, stop)]
+        for handle in handles:
+            try:
+                record_of(handle)
+            except BaseException as found:
+                let_through(found, self._interrupts)
+                return build_error(found, handle, self.job.datasets)
+        batch = self.job.plan.batch
+        where = f"lane {lane}, turn {cut.turn}, from {describe_handle(self.job.datasets, handles[0])} on"
+        return as_zephon_error(error, batch.name or batch.method, where)
+
+    def count_batch(self, num_samples: int) -> None:
+        """Notes a finished batch in the metrics."""
+        self.metrics.totals["batches"] += 1
+        self.metrics.totals["samples"] += num_samples
 
     def read_metrics(self) -> dict[str, dict[str, float]]:
         """Where the time went so far."""
@@ -179,5 +209,6 @@ class Engine:
 
     def close(self) -> None:
         """Ends the pools."""
+        deadline = time.monotonic() + STOP_TIMEOUT_S
         for pool in self.pools:
-            pool.close(STOP_TIMEOUT_S)
+            pool.close(max(0.0, deadline - time.monotonic()))

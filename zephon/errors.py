@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import pickle
+import traceback
+from collections.abc import Sequence
 from typing import Any
 
 _LONGEST_TEXT = 4_000  # characters of a user's message that travel with an error
 
 
 class ZephonError(Exception):
-    """Base of everything that Zephon raises."""
+    """Base of everything that Zephon raises. Survives pickling with its cause and notes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.args, _portable(self.__cause__), list(getattr(self, "__notes__", ())))
 
 
 class ConfigError(ZephonError, ValueError):
@@ -52,14 +57,18 @@ class OperatorError(ZephonError):
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.args[0], self.operator, self.where, _portable(self.__cause__))
+        cause = self.__cause__
+        notes = [*getattr(self, "__notes__", ()), *_where_raised(cause)]
+        return _rebuild, (self.args[0], self.operator, self.where, _portable(cause), notes)
 
 
 def describe(error: BaseException) -> str:
     """`Type: message`, bounded, also for exceptions whose `__str__` raises."""
     try:
         text = str(error)
-    except Exception as broken:
+    except BaseException as broken:
+        if isinstance(broken, KeyboardInterrupt):
+            raise
         text = f"<message unavailable: its __str__ raised {type(broken).__name__}>"
     if len(text) > _LONGEST_TEXT:
         text = f"{text[:_LONGEST_TEXT]}... ({len(text):,} characters)"
@@ -71,10 +80,33 @@ def operator_error(original: BaseException, operator: str, where: str) -> Operat
     return _rebuild(f"operator '{operator}' failed on {where}: {describe(original)}", operator, where, original)
 
 
-def _rebuild(message: str, operator: str, where: str, cause: BaseException | None) -> OperatorError:
+def _rebuild(
+    message: str, operator: str, where: str, cause: BaseException | None, notes: Sequence[str] = ()
+) -> OperatorError:
     error = _both(cause, message, operator, where) or OperatorError(message, operator, where)
     error.__cause__ = cause
+    for note in notes:
+        error.add_note(note)
     return error
+
+
+def _system_fields(cause: Exception) -> list[tuple[str, Any]]:
+    """What an OSError keeps outside its dictionary."""
+    return [
+        (name, getattr(cause, name)) for name in ("errno", "filename", "filename2", "strerror") if hasattr(cause, name)
+    ]
+
+
+def _where_raised(cause: BaseException | None) -> list[str]:
+    """The cause's traceback as a note, since frames do not survive pickling."""
+    if cause is None or cause.__traceback__ is None:
+        return []
+    try:
+        lines = traceback.format_exception(cause)
+    except Exception:  # a __str__ that raises
+        lines = traceback.format_tb(cause.__traceback__)
+    text = "".join(lines)
+    return ["raised in a worker:\n" + (text if len(text) <= _LONGEST_TEXT else "... " + text[-_LONGEST_TEXT:])]
 
 
 def _both(cause: BaseException | None, message: str, operator: str, where: str) -> OperatorError | None:
@@ -87,13 +119,25 @@ def _both(cause: BaseException | None, message: str, operator: str, where: str) 
     try:
         kind: Any = type("OperatorError", (OperatorError, type(cause)), {"__module__": __name__})
         error: OperatorError = kind.__new__(kind, message)
-        OperatorError.__init__(error, message, operator, where)
-        for name, value in vars(cause).items():
+        error.args = (message,)  # the cause's own __init__ may want other arguments, so it is not called
+        error.operator, error.where = operator, where
+        for name, value in (*_system_fields(cause), *vars(cause).items()):
             if name not in vars(error):
                 setattr(error, name, value)
-        str(error)
+        if str(error) != message:
+            return None
     except Exception:
         return None
+    return error
+
+
+def _restore(
+    kind: type[ZephonError], args: tuple[Any, ...], cause: BaseException | None, notes: Sequence[str]
+) -> ZephonError:
+    error = kind(*args)
+    error.__cause__ = cause
+    for note in notes:
+        error.add_note(note)
     return error
 
 

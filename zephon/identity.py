@@ -22,10 +22,11 @@ def find_identity() -> Identity | None:
         return None
     if size is None or rank is None:
         raise ConfigError(f"only one of RANK={rank} and WORLD_SIZE={size} is in the environment; set both or neither")
-    try:
-        return Identity(int(size), int(rank), "the environment (RANK, WORLD_SIZE)")
-    except ValueError:
-        raise ConfigError(f"RANK={rank!r} and WORLD_SIZE={size!r} in the environment must be whole numbers") from None
+    if not (size.isdecimal() and rank.isdecimal() and int(rank) < int(size)):
+        raise ConfigError(
+            f"RANK={rank!r} and WORLD_SIZE={size!r} in the environment: whole numbers, 0 <= rank < world_size, are wanted"
+        )
+    return Identity(int(size), int(rank), "the environment (RANK, WORLD_SIZE)")
 
 
 def available_cpus() -> int:

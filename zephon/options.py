@@ -57,6 +57,10 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Records handed to a worker at a time. Unset: chosen from the chunk size."""
     prefetch_batches: int = 2
     """Finished batches kept ready per lane."""
+    ring_bytes: int = 4 << 20
+    """Bytes of each worker's ring of results (runner "process"). A larger result goes through in parts."""
+    max_worker_retries: int = 3
+    """How often one record, alone, may kill its worker before it is an error that names it."""
     output: Literal["numpy", "torch"] = "numpy"
     """What the array fields of a batch are."""
 
@@ -97,6 +101,8 @@ _LEAST = {
     "task_records": 1,
     "prefetch_batches": 1,
     "parallelism": 1,
+    "ring_bytes": 4096,
+    "max_worker_retries": 1,
 }
 
 

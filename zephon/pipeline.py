@@ -10,6 +10,7 @@ from zephon.batch import Batch
 from zephon.checkpoint.schema import read_state
 from zephon.errors import ConfigError
 from zephon.io.tokenizer_file import load_tokenizer
+from zephon.ops.accumulator import Accumulator
 from zephon.ops.base import MAX_CHILDREN, Node
 from zephon.ops.batch import Batch as BatchNode
 from zephon.ops.filter import Filter
@@ -68,7 +69,8 @@ class Pipeline:
         """Adds an operator or accumulator of your own, an instance of a subclass of Operator or Accumulator."""
         if not isinstance(node, Node):
             raise ConfigError(f"apply({type(node).__name__}): an Operator or an Accumulator is wanted")
-        return self._add(copy.copy(node))
+        # One instance may be added twice; an accumulator's state must then be each step's own.
+        return self._add(copy.deepcopy(node) if isinstance(node, Accumulator) else copy.copy(node))
 
     def filter(
         self, fn: Callable[..., Any], *, name: str | None = None, version: str | None = None, on_error: str = "raise"
@@ -134,13 +136,7 @@ class Pipeline:
 
     def options(self, **settings: Any) -> Self:
         """Changes settings; see `zephon.options` for the three groups. Unknown names are an error."""
-        new = self._definition.options.replace(settings)
-        if new.execution.runner == "process":
-            raise ConfigError(
-                "runner='process' is not there yet in this version; use runner='threads' (the default) or 'inline': "
-                "the batches are the same"
-            )
-        return self._derive(options=new)
+        return self._derive(options=self._definition.options.replace(settings))
 
     def take(self, n: int) -> Self:
         """A pipeline whose iterator ends after `n` batches of this group. Not part of the definition."""

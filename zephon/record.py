@@ -77,12 +77,13 @@ class Lineage:
     (None: all empty). The items are pointers in the first stage, handles of earlier records in a later one.
     """
 
-    __slots__ = ("index", "items", "path")
+    __slots__ = ("_known", "index", "items", "path")
 
     def __init__(
         self, items: Pointers | list[Any], index: Sequence[int], path: list[tuple[int, ...]] | None = None
     ) -> None:
         self.items, self.index, self.path = items, index, path
+        self._known: tuple[int, tuple[Origin, ...]] | None = None
 
     @property
     def is_pointers(self) -> bool:
@@ -92,10 +93,22 @@ class Lineage:
     def origins(self, i: int) -> tuple[Origin, ...]:
         """The origins of record i, in order."""
         item, path = self.index[i], self.path[i] if self.path else ()
+        if isinstance(self.items, Pointers):
+            return (self.first(i),)
+        # Siblings share the origins of the item that they came from, which may be many: they are looked up once.
+        if self._known is None or self._known[0] != item:
+            self._known = (item, origins_of(self.items[item]))
+        origins = self._known[1]
+        return tuple((d, row, epoch, before + path) for d, row, epoch, before in origins) if path else origins
+
+    def first(self, i: int) -> Origin:
+        """The first origin of record i."""
+        item, path = self.index[i], self.path[i] if self.path else ()
         items = self.items
         if isinstance(items, Pointers):
-            return ((int(items.dataset[item]), int(items.row[item]), int(items.epoch[item]), path),)
-        return tuple((d, row, epoch, before + path) for d, row, epoch, before in origins_of(items[item]))
+            return int(items.dataset[item]), int(items.row[item]), int(items.epoch[item]), path
+        dataset, row, epoch, before = first_origin(items[item])
+        return dataset, row, epoch, before + path
 
     def start(self, i: int) -> int:
         """Where in its first origin record i begins, in measured units: not 0 for the rest of a split document."""
@@ -107,7 +120,7 @@ class Block:
 
     __slots__ = ("lineage", "records")
 
-    def __init__(self, records: list[Record], lineage: Lineage) -> None:
+    def __init__(self, records: Sequence[Record], lineage: Lineage) -> None:
         self.records, self.lineage = records, lineage
 
     def __len__(self) -> int:
@@ -149,6 +162,13 @@ def origins_of(handle: Handle) -> tuple[Origin, ...]:
     if isinstance(handle, Group):
         return tuple(origin for part, _, _ in handle.parts for origin in origins_of(part))
     return handle[0].lineage.origins(handle[1])
+
+
+def first_origin(handle: Handle) -> Origin:
+    """The first of a record's origins."""
+    if isinstance(handle, Group):
+        return first_origin(handle.parts[0][0])
+    return handle[0].lineage.first(handle[1])
 
 
 def start_of(handle: Handle) -> int:

@@ -6,6 +6,7 @@ returned to the user, nothing else.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import sys
 import weakref
@@ -20,7 +21,7 @@ from zephon.checkpoint.restore import check_definition, fit_lanes
 from zephon.checkpoint.schema import State, write_state
 from zephon.drive import DRIVERS, Driver
 from zephon.engine import Job, Ready
-from zephon.errors import CheckpointError, Closed, ConfigError
+from zephon.errors import CheckpointError, Closed, ConfigError, InternalError
 from zephon.flow.batcher import End, Failed
 from zephon.flow.progress import LaneState
 from zephon.identity import available_cpus, find_identity
@@ -30,6 +31,7 @@ from zephon.options import Options
 from zephon.plan.fingerprint import Fingerprint, fingerprint
 from zephon.plan.graph import Plan, make_plan
 from zephon.plan.lanes import Topology, resolve_topology
+from zephon.plan.limits import task_records
 from zephon.work.source import WorkSource
 
 log = logging.getLogger("zephon")
@@ -134,18 +136,21 @@ class Session:
             turns.setdefault(place.pass_index, []).append(place.turns)
         return {number: (min(done), max(done)) for number, done in turns.items()}
 
-    def first_target(self, pass_index: int) -> int:
-        """The turns that every lane has behind the first global step of `steps()`.
+    def first_target(self, pass_index: int) -> tuple[int, bool]:
+        """(the turns that every lane has behind the first global step of `steps()`, whether that step is short).
 
-        After a restore in the middle of a step that step is short: up to where the most advanced lane's step ends.
+        After a restore in the middle of a step it is short: up to where the most advanced lane's step ends.
         """
         cycles = self.definition.options.data.cycles_per_step
         fewest, most = self._most_turns.get(pass_index, (0, 0))
         target = -(-most // cycles) * cycles
-        return target if fewest < target else target + cycles
+        return (target, True) if fewest < target else (target + cycles, False)
 
     def iterate(self) -> BatchIterator:
         """A new iterator from the start; it ends the one before."""
+        execution = self.definition.options.execution
+        if execution.output == "torch" and importlib.util.find_spec("torch") is None:
+            raise ConfigError("output='torch' needs torch: pip install zephon[torch], or leave output='numpy'")
         self.end_iterator("a newer iterator of the same pipeline took its place")
         if self._started and self.current != self.start:
             log.warning("iterating again from the pipeline's start; to go on where you were, load the state")
@@ -179,8 +184,10 @@ class Session:
             pass_index=pass_index,
             lanes=lanes,
             cycles_per_step=self.definition.options.data.cycles_per_step,
-            task_records=execution.task_records or _task_records(resolved.plan, len(lanes)),
+            task_records=task_records(resolved.plan, len(lanes), execution.task_records),
             prefetch_batches=execution.prefetch_batches,
+            ring_bytes=execution.ring_bytes,
+            max_worker_retries=execution.max_worker_retries,
         )
         return DRIVERS[execution.runner or DEFAULT_RUNNER](job)
 
@@ -228,9 +235,10 @@ class Session:
         }
 
 
-def _task_records(plan: Plan, num_lanes: int) -> int:
-    """Records handed to a worker at a time: about a cycle of batches, enough to hide the cost of a hand-over."""
-    return 128 if plan.regroups else min(256, max(16, plan.batch.size * num_lanes))
+def _close(driver: Driver, session: Session) -> None:
+    """Ends an engine, also where its iterator was left behind or the interpreter exits."""
+    session.last_metrics = driver.read_metrics()
+    driver.close()
 
 
 _NO_TARGET = sys.maxsize
@@ -255,7 +263,7 @@ class BatchIterator(Iterator[Batch]):
         """The driver, started when first asked for."""
         if self._driver is None:
             self._driver = self._session.drive(self._pass_index)
-            self._closer = weakref.finalize(self, self._driver.close)
+            self._closer = weakref.finalize(self, _close, self._driver, self._session)
         return self._driver
 
     def __next__(self) -> Batch:
@@ -266,8 +274,8 @@ class BatchIterator(Iterator[Batch]):
             raise StopIteration
         with self._no_going_on():
             driver = self._running()
-            lane, item = driver.engine.tail.pop()
-            driver.took()
+            lane, item = driver.tail.pop()
+            item = driver.took(item)
             if isinstance(item, Failed):
                 self._stop()
                 raise item.error
@@ -276,12 +284,14 @@ class BatchIterator(Iterator[Batch]):
 
     @contextmanager
     def _no_going_on(self) -> Iterator[None]:
-        """What stops a move in its middle (a Ctrl-C, a dead worker) ends the iterator: the next move could lose data."""
+        """What stops a move in its middle (a Ctrl-C, a dead worker) ends the iterator: the next could lose data."""
         try:
             yield
         except BaseException as error:
             if not self._over:
                 self.end(f"{type(error).__name__} stopped it; to go on, load the state")
+            if isinstance(error, StopIteration):  # it would look like the end of the data
+                raise InternalError("a StopIteration came out of the flow; please report this pipeline") from error
             raise
 
     def _deliver(self, lane: int, item: Ready) -> Batch:
@@ -301,7 +311,7 @@ class BatchIterator(Iterator[Batch]):
             return False
         with self._no_going_on():
             driver = self._running()
-            tail = driver.engine.tail
+            tail = driver.tail
             while tail.turn is not None and tail.turn[0] < turns:
                 driver.wait()
                 item = tail.peek()
@@ -310,24 +320,19 @@ class BatchIterator(Iterator[Batch]):
                 self._session.current[tail.finish()] = item.state
         return False
 
-    @property
-    def finished(self) -> bool:
-        """Whether every lane has ended."""
-        return self._over or self._left == 0 or self._running().engine.tail.turn is None
-
     def steps(self) -> Iterator[list[Batch]]:
         """The batches step by step; see `Pipeline.steps`."""
         cycles = self._session.definition.options.data.cycles_per_step
-        target = first = self._session.first_target(self._pass_index)
+        target, short = self._session.first_target(self._pass_index)
         while True:
             batches = []
             while self.lacks(target):
                 batches.append(next(self))
-            if not batches and (target != first or self.finished):
+            if not batches and not short:
                 next(self, None)  # the pass, or what `take` allows, is complete
                 return
-            yield batches
-            target += cycles
+            yield batches  # a short step may be empty here, so that all groups count the same steps
+            target, short = target + cycles, False
 
     def _finish(self) -> None:
         """The end of the pass, or of what `take` allows."""
@@ -338,14 +343,12 @@ class BatchIterator(Iterator[Batch]):
     def _stop(self) -> None:
         """Ends the engine; the session keeps the place."""
         self._over = True
-        if self._driver is not None:
-            self._session.last_metrics = self._driver.engine.read_metrics()
         if self._closer is not None:
             self._closer()
 
     def metrics(self) -> dict[str, dict[str, float]]:
         """Where the time went so far."""
-        return self._driver.engine.read_metrics() if self._driver is not None else self._session.last_metrics
+        return self._driver.read_metrics() if self._driver is not None else self._session.last_metrics
 
     def end(self, reason: str) -> None:
         """Closes the iterator; its next `next` raises Closed, unless it had come to its end."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,7 @@ class FormatContract:
         made.read([0, 50, 99])  # so that there is something open to inherit
         child = os.fork()
         if child == 0:
+            signal.alarm(30)  # a deadlock ends here
             os._exit(0 if all(made.read(np.arange(100)) == records for _ in range(5)) else 1)
         assert all(made.read(np.arange(100)) == records for _ in range(5))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -28,7 +28,8 @@ class Rows:
 
 def phases(weights: Sequence[int]) -> list[float]:
     order = sorted(range(len(weights)), key=lambda c: (weights[c], c))
-    return [(0.5 + order.index(c) * 0.6180339887498949) % 1.0 * (1.0 - 2e-6) + 1e-6 for c in range(len(weights))]
+    rank = {c: rank for rank, c in enumerate(order)}
+    return [(0.5 + rank[c] * 0.6180339887498949) % 1.0 * (1.0 - 2e-6) + 1e-6 for c in range(len(weights))]
 
 
 def merge(weights: Sequence[int], limits: Sequence[int] | None = None) -> Iterator[tuple[int, int]]:

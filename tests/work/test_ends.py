@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from zephon.work.ends import merge_for, one_round, pass_length, slowest
@@ -24,6 +24,8 @@ def length(weights: list[int], rows: list[int], end: str, epochs: int = 1, max_e
 
 
 @given(components, st.sampled_from(["epochs", "stop", "redistribute", "repeat"]), st.integers(1, 4))
+@example([(12, 8), (1, 1)], "epochs", 3)  # another component is first, and last, at one epoch than at three
+@example([(12, 8), (1, 1)], "repeat", 3)
 def test_a_pass_ends_where_the_loop_ends(parts: list[tuple[int, int]], end: str, times: int) -> None:
     weights, rows = [w for w, _ in parts], [n for _, n in parts]
     settings_: dict[str, Any] = {"epochs": {"epochs": times}, "repeat": {"max_epochs": times}}.get(end, {})

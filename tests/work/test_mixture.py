@@ -104,6 +104,24 @@ def test_ties_go_to_the_earlier_component() -> None:
     assert tied
 
 
+def test_a_key_that_rounds_up_to_a_whole_period_counts_no_element_of_the_next() -> None:
+    """The last key of the heaviest component is 1.0 as a double, and so would be a medium one's first of the next
+    period: 2,889 ranks give that one a phase near 0, and 55 more give the heaviest one a phase near 1."""
+    weights = [1] * 2889 + [2**41] * 55
+    weights.append(MAX_PERIOD - sum(weights))
+    mixture = Mixture(weights)
+    last = len(weights) - 1
+    assert mixture.key(last, weights[last] - 1)[:2] == (0, 1.0)
+    assert mixture.place(last, weights[last] - 1) == brute.position(weights, last, weights[last] - 1)
+
+
+def test_components_far_beyond_their_end_do_not_overflow() -> None:
+    start = 10**15
+    found = got(Mixture([2**47, 1, 1], [5, 10**15, 10**15]), start, 60)
+    # Two are left, one element each a period; the third component's phase is the smaller.
+    assert found == [(1 + (t + 1) % 2, t // 2) for t in range(start - 5, start + 55)]
+
+
 @pytest.mark.parametrize(("components", "bound"), [(2, 1.8), (5, 1.8), (30, 1.8), (1000, 5.3)])
 def test_every_prefix_is_close_to_its_shares(components: int, bound: float) -> None:
     rng = random.Random(components)

@@ -51,7 +51,8 @@ def fit_lanes(state: State, reasons: Mapping[str, int], batch_size: int, cycles_
         return lanes
     now = min(place.pass_index for place in lanes.values())
     turns = {place.turns for place in lanes.values() if place.pass_index == now}
-    if len(turns) > 1 or max(turns) % state.cycles_per_step:
+    later = any(place.turns for place in lanes.values() if place.pass_index > now)
+    if later or len(turns) > 1 or max(turns) % state.cycles_per_step:
         raise CheckpointError(
             f"batch size or cycles_per_step changed (from {state.batch_size} x {state.cycles_per_step} to "
             f"{batch_size} x {cycles_per_step}), but the state was taken in the middle of a global step: its lanes had "

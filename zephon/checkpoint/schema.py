@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import msgspec
 
 from zephon.errors import CheckpointError
-from zephon.flow.progress import LaneState
+from zephon.flow.progress import Counts, LaneState
 
 FORMAT = "zephon"
 SCHEMA = 1
@@ -54,8 +55,54 @@ def write_state(state: State) -> dict[str, Any]:
 
 def _write_lane(state: LaneState) -> dict[str, Any]:
     fields: dict[str, Any] = {name: getattr(state, attribute) for name, attribute in _LANE_FIELDS.items()}
-    ahead = [place - count for place, count in zip(state.place_counts, state.counts, strict=True)]
-    return {**fields, "counts": list(state.counts), "ahead": ahead}
+    return {**fields, "counts": write_counts(state.counts, state.place_counts)}
+
+
+def write_counts(counts: Counts, place_counts: Counts) -> str:
+    """The counts of a lane as text."""
+    numbers: list[int] = []
+    for position, (count, place) in enumerate(zip(counts, place_counts, strict=True)):
+        if count or place:
+            ahead = place - count
+            numbers += [position, count, 2 * ahead if ahead >= 0 else -2 * ahead - 1]
+    return base64.b64encode(b"".join(map(_varint, numbers))).decode()
+
+
+def read_counts(text: str, num_reasons: int) -> tuple[Counts, Counts]:
+    """(counts, place_counts). Raises ValueError for anything that `write_counts` did not make."""
+    numbers = _varints(base64.b64decode(text, validate=True))
+    if len(numbers) % 3:
+        raise ValueError("a lane's counts are cut short")
+    counts, place_counts = [0] * num_reasons, [0] * num_reasons
+    for position, count, zigzag in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True):
+        if position >= num_reasons:
+            raise ValueError(f"a lane counts reason {position} of {num_reasons}")
+        counts[position] = count
+        place_counts[position] = count + (zigzag >> 1 ^ -(zigzag & 1))
+    return tuple(counts), tuple(place_counts)
+
+
+def _varint(number: int) -> bytes:
+    """7 bits a byte, lowest first; the high bit says that more follow."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _varints(raw: bytes) -> list[int]:
+    numbers, number, shift = [], 0, 0
+    for byte in raw:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if not byte & 0x80:
+            numbers.append(number)
+            number, shift = 0, 0
+    if shift:
+        raise ValueError("a lane's counts are cut short")
+    return numbers
 
 
 class _Lane(msgspec.Struct, rename={"pass_index": "pass"}):
@@ -66,8 +113,7 @@ class _Lane(msgspec.Struct, rename={"pass_index": "pass"}):
     samples: int
     turns: int
     delivered: int
-    counts: list[int]
-    ahead: list[int]
+    counts: str
 
 
 class _Plain(msgspec.Struct):
@@ -105,10 +151,8 @@ def read_state(plain: Mapping[str, Any]) -> State:
 
 
 def _read_lane(fields: _Lane, num_reasons: int) -> LaneState:
-    if len(fields.counts) != num_reasons or len(fields.ahead) != num_reasons:
-        raise ValueError(f"a lane has {len(fields.counts)} counts for {num_reasons} reasons")
     numbers = {attribute: getattr(fields, attribute) for attribute in _LANE_FIELDS.values()}
     if min(numbers.values()) < 0:
         raise ValueError("a lane's place has a negative number")
-    place = tuple(count + ahead for count, ahead in zip(fields.counts, fields.ahead, strict=True))
-    return LaneState(**numbers, counts=tuple(fields.counts), place_counts=place)
+    counts, place_counts = read_counts(fields.counts, num_reasons)
+    return LaneState(**numbers, counts=counts, place_counts=place_counts)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from zephon.errors import ZephonError
 from zephon.flow.task import Drop, Mark, Run
 from zephon.ops.accumulator import Accumulator, Emitted, Key, Ref
-from zephon.ops.base import as_zephon_error
-from zephon.record import Group, Handle, event_place, origins_of
+from zephon.ops.base import as_zephon_error, let_through
+from zephon.record import Group, Handle, event_place, first_origin
 
 
 class Chain:
     """A row of accumulators. What one emits, the next one takes; every flush runs through all of them, in order."""
 
-    def __init__(self, accumulators: list[Accumulator], seed: int, describe: Callable[[Handle], str]) -> None:
+    def __init__(
+        self, accumulators: list[Accumulator], seed: int, describe: Callable[[Handle], str], interrupts: bool = False
+    ) -> None:
         self._accumulators, self._seed, self._describe = accumulators, seed, describe
+        self._interrupts = interrupts
 
     def __bool__(self) -> bool:
         return bool(self._accumulators)
@@ -24,7 +28,11 @@ class Chain:
         """Begins a window of a lane: every accumulator starts afresh."""
         for accumulator in self._accumulators:
             name = accumulator.name or accumulator.method
-            accumulator.open(lane, Key(self._seed, lane, pass_index, chunk, name))
+            try:
+                accumulator.open(lane, Key(self._seed, lane, pass_index, chunk, name))
+            except BaseException as error:
+                let_through(error, self._interrupts)
+                raise as_zephon_error(error, name, f"lane {lane}, opening the window at chunk {chunk}") from error
 
     def push(self, run: Run) -> Run:
         """The run that comes out when `run` goes in."""
@@ -35,7 +43,10 @@ class Chain:
         for accumulator in self._accumulators:
             refs, events, failed = self._through(accumulator, run.lane, refs, events, mark, drops)
             mark = failed or mark
-        through = run.through if mark is run.mark or mark is None else mark.event - 1
+        through = run.through
+        if mark is not None and mark is not run.mark:  # one of them failed: what its event dropped is not decided
+            through = mark.event - 1
+            drops = [drop for drop in drops if drop[0] <= through]
         drops.sort(key=lambda drop: drop[0])  # stable: each accumulator's own drops are in order already
         if mark is not None and mark.kind == "flush":
             self.open(run.lane, run.pass_index, event_place(mark.event)[0] + 1)
@@ -53,65 +64,63 @@ class Chain:
     ) -> tuple[list[Ref], list[int], Mark | None]:
         """Pushes refs through one accumulator, and flushes it at the mark. Returns what came out."""
         name = accumulator.name or accumulator.method
-        out, out_events = [], []
-        emitted = self._push(accumulator, lane, refs)
-        failed = self._failure(emitted, events, name)
-        for trigger, group in zip(emitted.triggers, emitted.groups, strict=True):
-            if failed is None or events[trigger] < failed.event:
-                out.append(_ref(accumulator, group))
-                out_events.append(events[trigger])
-        drops.extend((events[t], f"{name}.{reason}", n) for t, reason, n in emitted.drops)
-        if failed is not None or mark is None or not mark.flushes:
-            return out, out_events, failed
-        flushed = self._guarded(lambda: accumulator.flush(lane), name, f"lane {lane}, at a flush")
-        failed = self._failure(flushed, [mark.event], name)
-        if failed is None:
-            out.extend(_ref(accumulator, group) for group in flushed.groups)
-            out_events.extend([mark.event] * len(flushed.groups))
-            drops.extend((mark.event, f"{name}.{reason}", n) for _, reason, n in flushed.drops)
-        return out, out_events, failed
+        emitted, out = self._push(accumulator, name, lane, refs)
+        out_events = [events[trigger] for trigger in emitted.triggers]
+        drops.extend((events[trigger], f"{name}.{reason}", n) for trigger, reason, n in emitted.drops)
+        if emitted.failure is not None:
+            at, error = emitted.failure
+            return out, out_events, Mark("error", events[at], _known(error))
+        if mark is None or not mark.flushes:
+            return out, out_events, None
+        flushed, more = self._call(accumulator, name, lane, None, f"lane {lane}, at a flush")
+        drops.extend((mark.event, f"{name}.{reason}", n) for _, reason, n in flushed.drops)
+        failed = Mark("error", mark.event, _known(flushed.failure[1])) if flushed.failure is not None else None
+        return out + more, out_events + [mark.event] * len(more), failed
 
-    def _push(self, accumulator: Accumulator, lane: int, refs: Sequence[Ref]) -> Emitted:
+    def _push(self, accumulator: Accumulator, name: str, lane: int, refs: Sequence[Ref]) -> tuple[Emitted, list[Ref]]:
         """One call, or one call a ref where the accumulator asks for that."""
-        name = accumulator.name or accumulator.method
         if accumulator.batched:
-            emitted = accumulator.push(lane, refs)
-            if emitted.failure is not None:
-                at, error = emitted.failure
-                emitted.failure = (at, as_zephon_error(error, name, self._describe(refs[at][0])))
-            return emitted
+            return self._call(accumulator, name, lane, refs, None)
         whole = Emitted()
+        out: list[Ref] = []
         for at, ref in enumerate(refs):
-            where = self._describe(ref[0])
-            one = self._guarded(lambda ref=ref: accumulator.push(lane, [ref]), name, where)  # type: ignore[misc]
-            whole.groups += one.groups
-            whole.triggers += [at] * len(one.groups)
+            one, made = self._call(accumulator, name, lane, [ref], None)
+            out += made
+            whole.triggers += [at] * len(made)
             whole.drops += [(at, reason, n) for _, reason, n in one.drops]
             if one.failure is not None:
-                whole.failure = (at, as_zephon_error(one.failure[1], name, where))
+                whole.failure = (at, one.failure[1])
                 break
-        return whole
+        return whole, out
 
-    @staticmethod
-    def _guarded(call: Callable[[], Emitted], name: str, where: str) -> Emitted:
-        """The call's result, or one that holds its exception."""
+    def _call(
+        self, accumulator: Accumulator, name: str, lane: int, refs: Sequence[Ref] | None, where: str | None
+    ) -> tuple[Emitted, list[Ref]]:
+        """A push, or (refs None) a flush, and what it let go as refs. What it raises is the failure of a ref.
+
+        Nothing is kept of a ref that failed, nor of those behind it.
+        """
+        emitted, out = Emitted(), []
         try:
-            return call()
-        except Exception as error:
-            failed = Emitted()
-            failed.failure = (0, as_zephon_error(error, name, where))
-            return failed
+            emitted = accumulator.flush(lane) if refs is None else accumulator.push(lane, refs)
+            for group in emitted.groups:  # a loop: inside a generator a StopIteration would become another error
+                out.append(_ref(accumulator, group))  # noqa: PERF401
+        except BaseException as error:
+            let_through(error, self._interrupts)
+            emitted.fail(emitted.triggers[len(out)] if len(out) < len(emitted.triggers) else 0, error)
+        if emitted.failure is not None:
+            at, problem = emitted.failure
+            where = where or self._describe((refs or [])[at][0])
+            emitted.failure = (at, as_zephon_error(problem, name, where))
+            kept = len(out) if refs is None else bisect_left(emitted.triggers, at, 0, len(out))
+            del out[kept:]
+        del emitted.triggers[len(out) :]
+        return emitted, out
 
-    @staticmethod
-    def _failure(emitted: Emitted, events: Sequence[int], name: str) -> Mark | None:
-        """The error mark of a call that failed."""
-        if emitted.failure is None:
-            return None
-        at, error = emitted.failure
-        where = "at a flush"
-        return Mark(
-            "error", events[at], error if isinstance(error, ZephonError) else as_zephon_error(error, name, where)
-        )
+
+def _known(error: BaseException) -> ZephonError:
+    assert isinstance(error, ZephonError)
+    return error
 
 
 def _refs(run: Run) -> list[Ref]:
@@ -121,7 +130,7 @@ def _refs(run: Run) -> list[Ref]:
 
 
 def _component(handle: Handle) -> int:
-    return origins_of(handle)[0][0]
+    return first_origin(handle)[0]
 
 
 def _ref(accumulator: Accumulator, group: object) -> Ref:

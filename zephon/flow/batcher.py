@@ -51,7 +51,7 @@ class LaneBatcher:
         drop_last: str | None,
         windows: bool,
         reasons: dict[str, int],
-        dry_limit: int | None,
+        dry_chunks: int | None,
     ) -> None:
         self._size, self._drop_last, self._windows, self._reasons = size, drop_last, windows, reasons
         self._state = state
@@ -59,26 +59,23 @@ class LaneBatcher:
         self._held = 0
         self._segments: list[Segment] = []
         self._counter = Counter(reasons, state.place_counts)
-        self._window = (state.chunk, state.samples - state.skip, state.place_counts)
+        self._window = (state.chunk, state.offset, state.samples - state.skip, state.place_counts)
         self._last: tuple[int, int, Counts, Counts] = (-1, 0, (), ())
-        self._dry, self._dry_limit, self._dry_from = 0, dry_limit, state.place_counts
+        self._dry_chunks = dry_chunks
+        self._dry_since, self._dry_from = state.chunk, state.place_counts
 
     def push(self, run: Run) -> list[Item]:
         """Takes the lane's next complete events; returns what they finish."""
         items: list[Item] = []
+        if self._is_dry(run):
+            return [Failed(self._dry_error(run.lane))]
         first = min(self._skip, len(run.samples))
         self._skip -= first
         drops = self._with_last(run, len(run.samples) - first)
         position = self._cut_all(run, first, drops, items)
         self._counter.at(run.through, drops, position)
-        self._dry += run.num_pointers
-        if len(run.samples):
-            self._dry, self._dry_from = 0, self._counter.now
         if run.mark is not None:
             self._pass_mark(run, items)
-        nothing_held = not self._windows or (run.mark is not None and run.mark.kind == "flush")
-        if nothing_held and self._dry_limit is not None and self._dry >= self._dry_limit:
-            items.append(Failed(self._dry_error(run.lane)))
         return items
 
     def _with_last(self, run: Run, arriving: int) -> list[Drop]:
@@ -99,6 +96,7 @@ class LaneBatcher:
             position = self._counter.at(event, drops, position)
             same = stop - bisect_left(events, event, 0, stop)
             self._last = (event, same, self._counter.before, self._counter.now)
+            self._dry_since, self._dry_from = event_place(event)[0], self._counter.now
             if self._held == self._size:
                 items.append(self._cut())
             at = stop
@@ -109,8 +107,8 @@ class LaneBatcher:
         event, same, before, counts = self._last
         samples = self._state.samples + self._held
         if self._windows:
-            chunk, samples_before, place_counts = self._window
-            offset, skip = 0, samples - samples_before
+            chunk, offset, samples_before, place_counts = self._window
+            skip = samples - samples_before
         else:
             (chunk, offset), skip, place_counts = event_place(event), same, before
         turn = self._state.turns
@@ -140,16 +138,25 @@ class LaneBatcher:
             items.append(End(self._state.next_pass(self._counter.now)))
         else:
             entered = self._state.samples + self._held - self._skip
-            self._window = (event_place(mark.event)[0] + 1, entered, self._counter.now)
+            self._window = (event_place(mark.event)[0] + 1, 0, entered, self._counter.now)
+
+    def _is_dry(self, run: Run) -> bool:
+        """Whether too many whole chunks of an endless pass gave nothing. Judged by chunks, so not by how they are cut.
+
+        Where accumulators hold records, only a flush tells that there was nothing.
+        """
+        at_flush = run.mark is not None and run.mark.kind == "flush"
+        if self._dry_chunks is None or (self._windows and (len(run.samples) or not at_flush)):
+            return False
+        first = run.events[0] if len(run.samples) else run.through
+        return event_place(first)[0] - self._dry_since > self._dry_chunks
 
     def _dry_error(self, lane: int) -> DataError:
-        """An endless pass in which a lane's data gives nothing. Asked only where accumulators hold nothing."""
         now = self._counter.now
         lost = [(now[i] - self._dry_from[i], reason) for reason, i in self._reasons.items()]
-        lost = [(amount, reason) for amount, reason in lost if amount]
-        culprits = ", ".join(f"'{reason}' {n:,}" for n, reason in sorted(lost, reverse=True))
+        culprits = ", ".join(f"'{reason}' {n:,}" for n, reason in sorted(lost, reverse=True) if n)
         return DataError(
-            f"lane {lane} read {self._dry:,} pointers, a full pass of its data, and not one sample came out of an "
-            f"endless source; dropped by {culprits or 'no counted reason'}; mend the operator, or give the source an "
-            "end"
+            f"lane {lane} read {self._dry_chunks:,} chunks, two full passes of its data, and not one sample came out "
+            f"of an endless source; dropped by {culprits or 'no counted reason'}; mend the operator, or give the source "
+            "an end"
         )

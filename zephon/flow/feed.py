@@ -95,7 +95,7 @@ class Feed:
         return [f for f in feeds if not f.ended and f.on_the_way < self._limit and self._has_room(f.lane)]
 
     def returned(self, lane: int, num_records: int) -> None:
-        """Notes that pointers of a lane came back from the workers."""
+        """Notes that pointers of a lane came out of the last stage."""
         self.lanes[lane].on_the_way -= num_records
 
     def stop(self, lane: int) -> None:

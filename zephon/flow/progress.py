@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from zephon.errors import ConfigError
+
 Counts = tuple[int, ...]
 """Drops by reason, in the order of the plan's reasons."""
 
@@ -51,6 +53,8 @@ class Counter:
     def _take(self, drops: list[tuple[int, str, int]], position: int, last: int) -> int:
         while position < len(drops) and drops[position][0] <= last:
             _, reason, amount = drops[position]
+            if reason not in self._reasons:
+                raise ConfigError(f"something was dropped as {reason!r}, which no operator declares in its `reasons`")
             self._now[self._reasons[reason]] += amount
             position += 1
         return position

@@ -39,9 +39,6 @@ class Input(Protocol):
     def deal(self, num_records: int) -> list[Slice]:
         """Slices for the next task."""
 
-    def returned(self, lane: int, num_records: int) -> None:
-        """Notes that records of a lane were taken."""
-
     def stop(self, lane: int) -> None:
         """Ends a lane."""
 
@@ -87,7 +84,6 @@ class Stage:
         self._tasks.popleft()
         runs = []
         for piece, out in zip(task.slices, outs, strict=True):
-            self._input.returned(piece.lane, len(piece))
             if piece.lane in self._stopped:
                 continue
             run = self._chain.push(self._joiners.setdefault(piece.lane, Joiner()).join(piece, out))
@@ -211,9 +207,6 @@ class Pending:
         drops, run.drops = run.drops[:given], run.drops[given:]
         closed = not events or events[-1] <= through or (mark is not None and mark.kind == "error")
         return Slice(run.lane, run.pass_index, items, events, through, mark, closed, drops, pointers)
-
-    def returned(self, lane: int, num_records: int) -> None:
-        """Nothing is counted here: `has_room` bounds what waits, the pool what is on its way."""
 
     def stop(self, lane: int) -> None:
         """Forgets a lane's runs, and ends it in the earlier stages too."""

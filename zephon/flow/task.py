@@ -79,7 +79,7 @@ class Out:
 
     def __init__(
         self,
-        records: list[Record],
+        records: Sequence[Record],
         index: Sequence[int],
         path: list[tuple[int, ...]] | None = None,
         lengths: list[int] | None = None,

@@ -75,15 +75,13 @@ def shard_of(dataset: str, records: Any) -> ListShard:
         _check_record(dataset, i, record)
         try:
             blob += pickle.dumps(dict(record), protocol=5)
-            canonical = canonical_bytes(dict(record))
+            content.update(canonical_bytes(dict(record)))  # an encoding says itself where it ends
         except Exception as error:
             raise ConfigError(
                 f"dataset '{dataset}': record {i} cannot be pickled: {describe(error)}; records travel between "
                 "processes: hold plain data (numbers, strings, arrays, lists, dicts)"
             ) from error
         offsets.append(len(blob))
-        content.update(len(canonical).to_bytes(8, "little"))
-        content.update(canonical)
     return ListShard(LIST_FORMAT, np.array(offsets, np.int64), bytes(blob), content.hexdigest())
 
 

@@ -32,9 +32,11 @@ def _special_tokens(config: Path) -> dict[str, str]:
     if not config.exists():
         return {}
     try:
-        fields: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
+        fields: Any = json.loads(config.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"tokenize: {config.name} of the tokenizer's folder is no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ConfigError(f"tokenize: {config.name} of the tokenizer's folder holds {type(fields).__name__}, no object")
     found = {}
     for name in ("bos_token", "eos_token"):
         token = fields.get(name)

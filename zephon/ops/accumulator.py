@@ -52,7 +52,7 @@ class Emitted:
     __slots__ = ("drops", "failure", "groups", "triggers")
 
     def __init__(self) -> None:
-        self.failure: tuple[int, Exception] | None = None
+        self.failure: tuple[int, BaseException] | None = None
         self.triggers: list[int] = []
         self.groups: list[Any] = []
         self.drops: list[Drop] = []
@@ -66,7 +66,7 @@ class Emitted:
         """Counts a loss under one of the accumulator's `reasons`."""
         self.drops.append((trigger, reason, amount))
 
-    def fail(self, trigger: int, error: Exception) -> None:
+    def fail(self, trigger: int, error: BaseException) -> None:
         """Refuses the ref at position `trigger`: the lane ends there with this error. Only the first one counts."""
         if self.failure is None:
             self.failure = (trigger, error)

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zephon.canonical import canonical_bytes
-from zephon.errors import ConfigError, DataError, OperatorError, ZephonError, operator_error
+from zephon.errors import ConfigError, DataError, ZephonError, operator_error
 from zephon.functions import wants_rng
 from zephon.record import Record
 
 OnError = Literal["raise", "skip"]
-Caught = tuple[type[BaseException], ...]
 
 MAX_CHILDREN = 1024
 
@@ -74,9 +74,9 @@ class Rows:
     (index, path, error). What follows a failure in its lane is not delivered.
     """
 
-    __slots__ = ("caught", "drops", "failures", "index", "items", "path", "records", "seed")
+    __slots__ = ("drops", "failures", "index", "interrupts", "items", "path", "records", "seed")
 
-    def __init__(self, records: list[Record], items: Items, seed: int, caught: Caught = (BaseException,)) -> None:
+    def __init__(self, records: list[Record], items: Items, seed: int, interrupts: bool = False) -> None:
         self.records = records
         self.index: Sequence[int] = range(len(records))
         self.path: list[tuple[int, ...]] | None = None
@@ -84,9 +84,11 @@ class Rows:
         self.failures: list[tuple[int, tuple[int, ...], ZephonError]] = []
         self.items = items
         self.seed = seed
-        # What user code may raise without ending the run at once. A runner on the main thread leaves out
-        # KeyboardInterrupt: there a Ctrl-C cannot be told from one raised by the user's function.
-        self.caught = caught
+        self.interrupts = interrupts
+
+    def let_through(self, error: BaseException) -> None:
+        """Raises what user code may not swallow."""
+        let_through(error, self.interrupts)
 
     def rng(self, i: int, name: str) -> np.random.Generator:
         """The random numbers of operator `name` for the i-th record: the same on every run, worker and topology."""
@@ -116,10 +118,18 @@ class Rows:
         self.failures.append((index, path, as_zephon_error(error, operator, where)))
 
 
+def let_through(error: BaseException, interrupts: bool) -> None:
+    """Raises `error` where it is a Ctrl-C.
+
+    `interrupts`: user code runs on the main thread, where a KeyboardInterrupt that it raises cannot be told from a
+    real one. Elsewhere it is the user's own, an error like any other.
+    """
+    if interrupts and isinstance(error, KeyboardInterrupt):
+        raise error
+
+
 def as_zephon_error(error: BaseException, operator: str, where: str) -> ZephonError:
     """An OperatorError for what a user's code raised; a DataError of ours gains the operator and the record."""
-    if isinstance(error, OperatorError):
-        return error
     if isinstance(error, DataError):
         return DataError(f"operator '{operator}', {where}: {error}")
     return operator_error(error, operator, where)
@@ -138,6 +148,7 @@ class Operator(Node):
     once in every worker before its first record (open a tokenizer, build a table).
     """
 
+    reasons: tuple[str, ...] = ("filtered", "error")
     on_error: OnError = "raise"
     max_children: int = MAX_CHILDREN
 
@@ -160,9 +171,27 @@ class Operator(Node):
             try:
                 made = self.process(record, rng=rows.rng(i, name)) if keyed else self.process(record)  # type: ignore[call-arg]
                 children.add(i, made)
-            except rows.caught as error:
+            except BaseException as error:
+                rows.let_through(error)
                 rows.fail(i, error, name, self.on_error)
         children.finish()
+
+
+def own_dict(made: Record, record: Record) -> Record:
+    """What a function returned, as a dict that nobody else holds: it may return one object for many records."""
+    return made if made is record else dict(made)
+
+
+def token_ids(value: Any) -> NDArray[Any]:
+    """A sequence of token ids as a one-dimensional array of whole numbers. Raises TypeError or OverflowError."""
+    ids = np.asarray(value)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise TypeError(
+            f"token ids must be a flat sequence of whole numbers, not {type(value).__name__} ({ids.ndim}-d {ids.dtype})"
+        )
+    if ids.dtype == np.uint64 and ids.size and ids.max() > np.uint64(2**63 - 1):
+        raise OverflowError("a token id is larger than 2^63 - 1")
+    return ids
 
 
 class Children:
@@ -179,7 +208,7 @@ class Children:
         if made is None:
             self.rows.drops.append((self.rows.index[i], f"{self.name}.filtered", 1))
         elif isinstance(made, dict):
-            self._append(i, made, ())
+            self._append(i, own_dict(made, self.rows.records[i]), ())
         else:
             self.extend(i, made)
 

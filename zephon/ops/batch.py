@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zephon.ops.base import Node, check_count
-from zephon.record import MISSING, Group, Handles, Record, record_of
+from zephon.record import MISSING, Block, Group, Handles, Record, record_of
 
 Segment = tuple[Handles, int, int]
 """(samples, start, stop): a run of samples, as handles."""
@@ -32,6 +32,9 @@ class Batch(Node):
 
 def collate(segments: list[Segment], empty: Callable[..., Any] = np.empty) -> dict[str, Any]:
     """The fields of a batch, sorted by name. `empty(shape, dtype)` gives the memory that arrays are written to."""
+    fields = _collate_blocks(segments, empty)
+    if fields is not None:
+        return {name: fields[name] for name in sorted(fields)}
     handles = [samples[i] for samples, start, stop in segments for i in range(start, stop)]
     first = handles[0]
     if isinstance(first, Group) and hasattr(first.op, "collate"):
@@ -39,6 +42,16 @@ def collate(segments: list[Segment], empty: Callable[..., Any] = np.empty) -> di
         columns: dict[str, Any] = first.op.collate(groups, empty)
         return {name: columns[name] for name in sorted(columns)}
     return stack_records([record_of(handle) for handle in handles], empty)
+
+
+def _collate_blocks(segments: list[Segment], empty: Callable[..., Any]) -> dict[str, Any] | None:
+    """Where all samples are records that stand in columns, what their own `collate` makes of these; else None."""
+    first = segments[0][0]
+    collate_columns = getattr(first.records, "collate", None) if isinstance(first, Block) else None
+    if collate_columns is None or not all(isinstance(samples, Block) for samples, _, _ in segments):
+        return None
+    pieces = [(cast(Block, samples).records, start, stop) for samples, start, stop in segments]
+    return cast("dict[str, Any] | None", collate_columns(pieces, empty))
 
 
 def stack_records(records: list[Record], empty: Callable[..., Any] = np.empty) -> dict[str, Any]:
@@ -50,35 +63,52 @@ def stack_records(records: list[Record], empty: Callable[..., Any] = np.empty) -
     names = set(records[0])
     for record in records:
         names.update(record)
-    return {name: _column([r.get(name, MISSING) for r in records], empty) for name in sorted(names, key=str)}
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"field names must be strings; the records have {sorted(map(repr, names))}")
+    return {name: stack_values([r.get(name, MISSING) for r in records], empty) for name in sorted(names)}
 
 
 _SCALARS: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}
 
 
-def _column(values: list[Any], empty: Callable[..., Any]) -> NDArray[Any] | list[Any]:
-    kind = type(values[0])
+def stack_values(values: list[Any], empty: Callable[..., Any]) -> NDArray[Any] | list[Any]:
+    """One field of a batch: an array where the values agree in dtype and shape, else the list."""
+    kinds = set(map(type, values))
+    kind = kinds.pop() if len(kinds) == 1 else None
     if kind in _SCALARS:
-        if any(type(v) is not kind for v in values):
-            return values
         try:
             column = empty(len(values), _SCALARS[kind])
             column[:] = values
         except OverflowError:  # a whole number beyond 64 bits
             return values
-        return column  # type: ignore[no-any-return]
+        return cast("NDArray[Any]", column)
     arrays = [_as_array(v) for v in values]
     first = arrays[0]
-    if first is None or any(a is None or a.dtype != first.dtype or a.shape != first.shape for a in arrays):
-        return values
-    column = empty((len(values), *first.shape), first.dtype.newbyteorder("="))
+    if first is None:
+        return [_own(v) for v in values]
+    dtype = first.dtype.newbyteorder("=")
+    if any(a is None or a.dtype.newbyteorder("=") != dtype or a.shape != first.shape for a in arrays):
+        return [_own(v) for v in values]
+    column = empty((len(values), *first.shape), dtype)
     for i, array in enumerate(arrays):
         column[i] = array
-    return column  # type: ignore[no-any-return]
+    return cast("NDArray[Any]", column)
+
+
+def _own(value: Any) -> Any:
+    """A value of a list field; an array as one of its own, C-contiguous and in native byte order."""
+    if not isinstance(value, np.ndarray) or value.dtype.hasobject:
+        return value
+    return np.array(value, value.dtype.newbyteorder("="), order="C", copy=True)
 
 
 def _as_array(value: Any) -> NDArray[Any] | None:
-    """A numpy array or scalar, or what can be seen as one without loss (a CPU tensor); None for anything else."""
+    """A number or array, or what can be seen as one without loss (a CPU tensor); None for anything else."""
+    if type(value) in _SCALARS:
+        try:
+            return np.asarray(value, _SCALARS[type(value)])
+        except OverflowError:
+            return None
     if not isinstance(value, (np.ndarray, np.generic)):
         if not (hasattr(value, "__array__") and hasattr(value, "dtype") and hasattr(value, "shape")):
             return None

@@ -29,6 +29,7 @@ class Filter(FunctionOperator):
                     kept.append(i)
                 else:
                     rows.drops.append((rows.index[i], reason, 1))
-            except rows.caught as error:  # an array has no truth value
+            except BaseException as error:  # an array has no truth value
+                rows.let_through(error)
                 self.fail(rows, i, error)
         rows.keep(kept)

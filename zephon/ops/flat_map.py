@@ -39,6 +39,7 @@ class FlatMap(FunctionOperator):
             try:
                 if not children.extend(i, made):
                     rows.drops.append((rows.index[i], f"{name}.empty", 1))
-            except rows.caught as error:
+            except BaseException as error:
+                rows.let_through(error)
                 self.fail(rows, i, error)
         children.finish()

@@ -32,6 +32,7 @@ class FunctionOperator(Operator):
         self.name = name or function_name(fn)
         self.on_error = check_on_error(on_error, self.method)
         self.reasons = ("error",) if on_error == "skip" else ()
+        self._keyed = wants_rng(fn)
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -42,12 +43,12 @@ class FunctionOperator(Operator):
 
     def results(self, rows: Rows) -> Iterator[tuple[int, Any]]:
         """(position, result) of every record on which the function did not raise."""
-        fn, name = self.fn, self.name or self.method
-        keyed = wants_rng(fn)
+        fn, name, keyed = self.fn, self.name or self.method, self._keyed
         for i, record in enumerate(rows.records):
             try:
                 made = fn(record, rng=rows.rng(i, name)) if keyed else fn(record)
-            except rows.caught as error:
+            except BaseException as error:
+                rows.let_through(error)
                 self.fail(rows, i, error)
             else:
                 yield i, made

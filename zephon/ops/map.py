@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zephon.ops.base import Rows
+from zephon.ops.base import Rows, own_dict
 from zephon.ops.function import FunctionOperator
 from zephon.record import Record
 
@@ -17,7 +17,7 @@ class Map(FunctionOperator):
         kept: list[int] = []
         for i, made in self.results(rows):
             if isinstance(made, dict):
-                outputs.append(made)
+                outputs.append(own_dict(made, rows.records[i]))
                 kept.append(i)
             else:
                 problem = f"the function of map returned {type(made).__name__}, not a dict"

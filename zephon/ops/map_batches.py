@@ -43,8 +43,11 @@ class MapBatches(FlatMap):
         return [GroupBy(self), self]
 
     def run(self, rows: Rows) -> None:
-        rows.records = [record[GROUP] for record in rows.records]  # the function sees the list that came as a record
+        groups = [record[GROUP] for record in rows.records]
+        sizes = dict(zip(rows.index, map(len, groups), strict=True))
+        rows.records, before = groups, len(rows.drops)  # the function sees the list that came as a record
         super().run(rows)
+        rows.drops[before:] = [(i, reason, sizes[i]) for i, reason, _ in rows.drops[before:]]  # records, not groups
 
 
 class GroupBy(Accumulator):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from zephon.errors import ConfigError, DataError
 from zephon.ops.accumulator import Accumulator, Emitted, Key, Part, Ref
-from zephon.ops.base import check_count
+from zephon.ops.base import check_count, token_ids
 from zephon.record import Record
 
 Columns = dict[str, NDArray[np.int64]]
@@ -64,7 +64,7 @@ class Pack(Accumulator):
     def measure(self, record: Record) -> int:
         if self.field not in record:
             raise KeyError(f"no field {self.field!r}; the record has {sorted(map(str, record))}; tokenize first")
-        return len(record[self.field])
+        return len(token_ids(record[self.field]))
 
     def open(self, lane: int, key: Key) -> None:
         self._held[lane], self._filled[lane] = [], 0

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zephon.errors import ConfigError
-from zephon.ops.base import MAX_CHILDREN, Children, Operator, Rows, check_count
+from zephon.ops.base import MAX_CHILDREN, Children, Operator, Rows, check_count, token_ids
 from zephon.ops.function import check_on_error
 from zephon.record import Record
 
@@ -113,7 +113,8 @@ class Tokenize(Operator):
                     children.add(i, {**record, "input_ids": pieces[0]})
                 else:
                     children.extend(i, ({**record, "input_ids": piece} for piece in pieces))
-            except rows.caught as error:
+            except BaseException as error:
+                rows.let_through(error)
                 rows.fail(i, error, name, self.on_error)
         children.finish()
 
@@ -123,22 +124,23 @@ class Tokenize(Operator):
         good = [text for text in texts if isinstance(text, str)]
         encoded: dict[int, Any] = {}
         if self._encoder is not None and len(good) == len(texts):
-            encodings = self._encoder.encode_batch_fast(good, add_special_tokens=False)
-            return [np.array(encoding.ids, np.int64) for encoding in encodings]
+            try:
+                encodings = self._encoder.encode_batch_fast(good, add_special_tokens=False)
+                return [np.array(encoding.ids, np.int64) for encoding in encodings]
+            except Exception:  # one of the texts is refused: below it is found
+                encoded.clear()
         for i, text in enumerate(texts):
             try:
                 encoded[i] = text if isinstance(text, BaseException) else self._encode(text)
-            except rows.caught as error:
+            except BaseException as error:
+                rows.let_through(error)
                 encoded[i] = error
         return [encoded[i] for i in range(len(texts))]
 
     def _encode(self, text: str) -> Ids:
         if self._encoder is not None:
             return np.array(self._encoder.encode(text, add_special_tokens=False).ids, np.int64)
-        ids = np.asarray(self.tokenizer(text))  # type: ignore[operator]
-        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise TypeError(f"the tokenizer returned {ids.ndim}-d {ids.dtype}; a sequence of whole numbers is wanted")
-        return ids.astype(np.int64)
+        return token_ids(self.tokenizer(text)).astype(np.int64)  # type: ignore[operator]
 
     def _text(self, record: Record) -> str | BaseException:
         text = record.get(self.field)

@@ -102,7 +102,8 @@ def _flat(value: Fingerprint) -> dict[str, Any]:
     for group, fields in value.items():
         if group == "operators":
             for operator, settings in fields.items():
-                flat |= {f"{operator}.{name}": setting for name, setting in settings.items()}
+                prefix = f"operators.{operator}" if operator in value else operator  # one named "source", say
+                flat |= {f"{prefix}.{name}": setting for name, setting in settings.items()}
         elif group == "datasets":
             for dataset, settings in fields.items():
                 flat |= {f"datasets.{dataset}.{name}": setting for name, setting in settings.items()}

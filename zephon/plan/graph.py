@@ -56,6 +56,8 @@ def make_plan(nodes: Sequence[Node], options: Options, datasets: Sequence[str], 
     if batch is not None:
         nodes.pop()
     _check_order(nodes)
+    if isinstance(options.execution.parallelism, int):
+        workers = options.execution.parallelism
     parallelism = _parallelism(nodes, options.execution.parallelism, workers)
     stages = _stages(nodes, parallelism, workers)
     regroups = any(stage.accumulators for stage in stages)
@@ -141,5 +143,6 @@ def _reasons(stages: Sequence[StagePlan], batch: Batch | None, datasets: Sequenc
     names = [f"{dataset}.{reason}" for dataset in datasets for reason in ("excluded", "error")]
     nodes: list[Node] = [node for stage in stages for node in (*stage.operators, *stage.accumulators)]
     for node in nodes + ([batch] if batch else []):
-        names += [f"{node.name or node.method}.{reason}" for reason in node.reasons]
+        usual = Operator.reasons if isinstance(node, Operator) and type(node).run is Operator.run else ()
+        names += [f"{node.name or node.method}.{reason}" for reason in (*node.reasons, *usual)]
     return {name: position for position, name in enumerate(dict.fromkeys(names))}

@@ -64,13 +64,15 @@ def resolve_topology(
     if num_lanes % num_groups:
         most = [g for g in range(num_groups) if len(topology.lanes_of(g)) > num_lanes // num_groups]
         notices.append(
-            f"{num_lanes} lanes do not divide among {num_groups} groups: groups {_span(most)} own "
-            f"{num_lanes // num_groups + 1} lanes, the others {num_lanes // num_groups}, and do more work a step"
+            f"{num_lanes} lanes do not divide among {num_groups} groups: {num_lanes // num_groups + 1} lanes for each "
+            f"of {_span(most)}, {num_lanes // num_groups} for the others, which do less work a step"
         )
     return topology, notices
 
 
 def _rank(options: TopologyOptions, identity: Identity | None) -> tuple[int, int]:
+    if identity is None and options.world_size is None and options.global_rank is None:
+        return options.dp_degree or 1, options.dp_group_id or 0  # no launcher: the groups stand for the ranks
     world_size = _agreed("world_size", options.world_size, identity, identity.world_size if identity else 1)
     rank = _agreed("global_rank", options.global_rank, identity, identity.rank if identity else 0)
     if rank >= world_size:
@@ -92,6 +94,11 @@ def _agreed(name: str, given: int | None, identity: Identity | None, seen: int) 
 def _group(options: TopologyOptions, world_size: int, rank: int) -> tuple[int, int]:
     """(number of groups, own group)."""
     num_groups, group = options.dp_degree, options.dp_group_id
+    if num_groups is not None and num_groups > world_size:
+        raise ConfigError(
+            f"dp_degree={num_groups} with world_size={world_size}: a group without a rank would lose its lanes; "
+            "use at most one group a rank"
+        )
     if num_groups is None and group is not None and world_size == 1:
         raise ConfigError(f"dp_group_id={group} without dp_degree: say how many groups there are")
     num_groups = num_groups if num_groups is not None else world_size
@@ -107,4 +114,4 @@ def _group(options: TopologyOptions, world_size: int, rank: int) -> tuple[int, i
 
 
 def _span(numbers: list[int]) -> str:
-    return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
+    return f"groups {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"group {numbers[0]}"

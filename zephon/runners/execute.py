@@ -10,30 +10,37 @@ from typing import Any, cast
 
 import numpy as np
 
-from zephon.errors import DataError, ZephonError
+from zephon.errors import DataError, ZephonError, describe, operator_error
 from zephon.flow.task import Out, Slice, Task
 from zephon.io.dataset import Dataset
-from zephon.ops.base import Caught, Rows
+from zephon.io.formats import ShardError
+from zephon.ops.base import Operator, Rows, as_zephon_error, let_through
 from zephon.plan.graph import StagePlan
-from zephon.record import Handle, Origin, Pointers, Record, join, origins_of, record_of, start_of
+from zephon.record import Group, Handle, Origin, Pointers, Record, first_origin, join, record_of, start_of
 
 
 class StageWork:
     """The work of one stage, ready to run in any thread or process of its pool."""
 
-    def __init__(self, plan: StagePlan, datasets: Sequence[Dataset], seed: int, caught: Caught) -> None:
-        self._plan, self._datasets, self._seed, self._caught = plan, datasets, seed, caught
+    def __init__(self, plan: StagePlan, datasets: Sequence[Dataset], seed: int, interrupts: bool) -> None:
+        self._plan, self._datasets, self._seed, self._interrupts = plan, datasets, seed, interrupts
 
     def setup(self) -> None:
         """Prepares every operator, once in each worker."""
         for operator in self._plan.operators:
-            operator.setup()
+            try:
+                operator.setup()
+            except ZephonError:
+                raise
+            except BaseException as error:
+                let_through(error, self._interrupts)
+                raise as_zephon_error(error, operator.name or operator.method, "setup(), before any record") from error
 
     def run(self, task: Task) -> tuple[list[Out], dict[str, float]]:
         """One Out a slice, and the seconds that each kind of work took."""
         clock = _Clock()
         who = _Who(task, self._datasets)
-        rows = Rows([], who, self._seed, self._caught)
+        rows = Rows([], who, self._seed, self._interrupts)
         self._load(task, rows)
         clock.lap("fetch")
         for operator in self._plan.operators:
@@ -44,14 +51,39 @@ class StageWork:
         clock.lap("split")
         return outs, clock.seconds
 
+    @property
+    def operators(self) -> Sequence[Operator]:
+        """The operators, in order."""
+        return self._plan.operators
+
+    @property
+    def names(self) -> list[str]:
+        """The operators, in order."""
+        return [operator.name or operator.method for operator in self.operators]
+
+    def blame(self, piece: Slice) -> tuple[str, tuple[str, int]]:
+        """(the first record of a slice in words, its (shard, row) for `exclude`)."""
+        who = _Who(Task(0, [piece]), self._datasets)
+        dataset, row = who.origin(0)[0][:2]
+        return who.where(0), self._datasets[dataset].locate(row)
+
+    def unsendable(self, task: Task, number: int, index: int, error: Exception) -> ZephonError:
+        """The error of a record whose result cannot cross to another process."""
+        who = _Who(task, self._datasets)
+        name = self.names[-1] if self.names else "fetch"
+        problem = TypeError(f"its result cannot be sent between processes: {describe(error)}")
+        problem.__cause__ = error
+        return operator_error(problem, name, who.where(sum(map(len, task.slices[:number])) + index))
+
     def _load(self, task: Task, rows: Rows) -> None:
         """Puts the records of a task into `rows`: read for pointers, built for handles."""
         pointers = [piece.items for piece in task.slices if isinstance(piece.items, Pointers)]
-        loaded: list[Record | DataError | None]
+        loaded: list[Record | ZephonError | None]
         if pointers:
             loaded = self._fetch(join(pointers))
         else:
-            loaded = [record_of(handle) for piece in task.slices for handle in cast("list[Handle]", piece.items)]
+            handles = (handle for piece in task.slices for handle in cast("list[Handle]", piece.items))
+            loaded = [self._build(handle) for handle in handles]
         rows.index, rows.records = range(len(loaded)), loaded  # type: ignore[assignment]
         kept = []
         for i, record in enumerate(loaded):
@@ -61,19 +93,28 @@ class StageWork:
                 self._not_loaded(rows, i, record)
         rows.keep(kept)
 
-    def _not_loaded(self, rows: Rows, i: int, problem: DataError | None) -> None:
-        """An excluded row (None), or one that cannot be read: counted, or an error mark."""
+    def _build(self, handle: Handle) -> Record | ZephonError:
+        """The record of a handle, or what its accumulator's `build` raised."""
+        try:
+            return record_of(handle)
+        except BaseException as error:
+            let_through(error, self._interrupts)
+            return build_error(error, handle, self._datasets)
+
+    def _not_loaded(self, rows: Rows, i: int, problem: ZephonError | None) -> None:
+        """An excluded row (None), or one that cannot be read or built: counted, or an error mark."""
         dataset = self._datasets[rows.items.dataset(i)]  # type: ignore[attr-defined]
         if problem is None:
             rows.drops.append((i, f"{dataset.name}.excluded", 1))
-        elif dataset.on_error == "skip":
+        elif dataset.on_error == "skip" and isinstance(problem, DataError) and not isinstance(problem, ShardError):
+            # a shard that this rank cannot read, another one may
             rows.drops.append((i, f"{dataset.name}.error", 1))
         else:
             rows.failures.append((i, (), problem))
 
-    def _fetch(self, pointers: Pointers) -> list[Record | DataError | None]:
+    def _fetch(self, pointers: Pointers) -> list[Record | ZephonError | None]:
         """The records of pointers; None for an excluded row. A task's rows of one dataset are read together."""
-        found: list[Record | DataError | None] = [None] * len(pointers)
+        found: list[Record | ZephonError | None] = [None] * len(pointers)
         for number, dataset in enumerate(self._datasets):
             positions = np.flatnonzero(pointers.dataset == number)
             if not len(positions):
@@ -94,7 +135,8 @@ class StageWork:
             try:
                 lengths.append(plan.measure(record))
                 kept.append(i)
-            except self._caught as error:
+            except BaseException as error:
+                rows.let_through(error)
                 rows.fail(i, error, plan.name or plan.method, "raise")
         rows.keep(kept)
         return lengths
@@ -124,24 +166,24 @@ class _Who:
         number = bisect_right(self._ends, index)
         return self._slices[number], index - (self._ends[number] - len(self._slices[number]))
 
-    def _origin(self, index: int) -> tuple[Origin, int]:
+    def origin(self, index: int) -> tuple[Origin, int]:
         """(first origin, start in it)."""
         piece, i = self._at(index)
         items = piece.items
         if isinstance(items, Pointers):
             return (int(items.dataset[i]), int(items.row[i]), int(items.epoch[i]), ()), 0
-        return origins_of(items[i])[0], start_of(items[i])
+        return first_origin(items[i]), start_of(items[i])
 
     def dataset(self, index: int) -> int:
         """The index of the dataset of a record."""
-        return self._origin(index)[0][0]
+        return self.origin(index)[0][0]
 
     def key(self, index: int) -> tuple[Any, ...]:
-        (dataset, row, epoch, path), start = self._origin(index)
+        (dataset, row, epoch, path), start = self.origin(index)
         return self._at(index)[0].pass_index, self._datasets[dataset].name, epoch, row, start, path
 
     def where(self, index: int) -> str:
-        return f"lane {self._at(index)[0].lane}, {describe_origin(self._datasets, self._origin(index)[0])}"
+        return f"lane {self._at(index)[0].lane}, {describe_origin(self._datasets, self.origin(index)[0])}"
 
 
 def describe_origin(datasets: Sequence[Dataset], origin: Origin) -> str:
@@ -154,7 +196,14 @@ def describe_origin(datasets: Sequence[Dataset], origin: Origin) -> str:
 
 def describe_handle(datasets: Sequence[Dataset], handle: Handle) -> str:
     """A record in flight in words, by its first origin."""
-    return describe_origin(datasets, origins_of(handle)[0])
+    return describe_origin(datasets, first_origin(handle))
+
+
+def build_error(error: BaseException, handle: Handle, datasets: Sequence[Dataset]) -> ZephonError:
+    """What an accumulator's `build` raised on a group, with its name and the group's first record."""
+    op = handle.op if isinstance(handle, Group) else None
+    name = (op.name or op.method) if op is not None else "fetch"
+    return as_zephon_error(error, name, describe_handle(datasets, handle))
 
 
 def _split(task: Task, rows: Rows, lengths: list[int] | None) -> list[Out]:

@@ -6,11 +6,9 @@ from collections import deque
 from collections.abc import Callable
 
 from zephon.flow.task import Out, Task
-from zephon.ops.base import Caught
 from zephon.runners.execute import StageWork
 
-# On the main thread a Ctrl-C cannot be told from a KeyboardInterrupt that user code raises: both end the run.
-CAUGHT: Caught = (Exception, SystemExit, GeneratorExit)
+INTERRUPTS = True  # on the main thread a Ctrl-C cannot be told from a KeyboardInterrupt that user code raises
 
 
 class InlinePool:

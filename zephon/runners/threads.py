@@ -10,11 +10,10 @@ from collections.abc import Callable
 
 from zephon.errors import WorkerError, describe
 from zephon.flow.task import Out, Task
-from zephon.ops.base import Caught
+from zephon.plan.limits import TASKS_PER_WORKER
 from zephon.runners.execute import StageWork
 
-CAUGHT: Caught = (BaseException,)
-TASKS_AHEAD = 2  # tasks a worker has waiting beside the one it runs, so that it never waits for the engine
+INTERRUPTS = False  # a KeyboardInterrupt in a worker thread is always the user's own
 
 
 class _Job:
@@ -37,14 +36,18 @@ class ThreadPool:
         self._work, self._notify = work, notify
         self._jobs: deque[_Job] = deque()
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._limit = workers * (1 + TASKS_AHEAD)
+        self._limit = workers * TASKS_PER_WORKER
         self.seconds: dict[str, float] = {}
         work.setup()
-        self._threads = [
-            threading.Thread(target=self._serve, name=f"zephon-worker-{i}", daemon=True) for i in range(workers)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        try:
+            for i in range(workers):
+                thread = threading.Thread(target=self._serve, name=f"zephon-worker-{i}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except BaseException:
+            self.close(1.0)
+            raise
 
     def _serve(self) -> None:
         while (job := self._queue.get()) is not None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from zephon.batch import Batch
 from zephon.errors import ZephonError
+from zephon.io.formats import ShardError
 from zephon.ops.accumulator import Accumulator, Emitted, Key
 from zephon.ops.base import Operator, Rows, as_zephon_error
 from zephon.ops.batch import stack_records
@@ -55,19 +56,20 @@ class OracleLane:
         self.failure: ZephonError | None = None
 
     def __iter__(self) -> Iterator[OracleBatch]:
-        held: list[Item] = []
+        held: list[tuple[Item, dict[str, int]]] = []  # each with what was dropped up to the event that released it
         delivered = 0
         size, drop_last = self.batch_node.size, self.batch_node.drop_last
         for released, decided, last in self._events():
-            held += released
-            if last and drop_last and len(held) % size:
-                decided[f"{self.batch_node.name or 'batch'}.drop_last"] += len(held) % size
-                del held[len(held) // size * size :]
+            rest = (len(held) + len(released)) % size if last and drop_last else 0
+            if rest:
+                decided[f"{self.batch_node.name or 'batch'}.drop_last"] += rest
             self.dropped += decided
+            held += [(item, dict(self.dropped)) for item in released]
+            del held[len(held) - rest :]
             while len(held) >= size or (last and held):
                 samples, held = held[:size], held[size:]
                 delivered += len(samples)
-                yield self._batch(samples, delivered)
+                yield self._batch([item for item, _ in samples], samples[-1][1], delivered)
             if self.failure is not None:
                 raise self.failure
 
@@ -90,7 +92,8 @@ class OracleLane:
             if len(pointers) and self.flush_every and index % self.flush_every == 0:
                 yield (*self._flush(), False)
                 self._open(index)
-        yield (*self._flush(), True)
+        released, dropped = self._flush()
+        yield released, dropped, self.failure is None
 
     def _open(self, first_chunk: int) -> None:
         for part in self.parts:
@@ -105,7 +108,7 @@ class OracleLane:
             if isinstance(part, Accumulator) and self.failure is None:
                 items = self._accumulated(part, partial(part.flush, self.lane), dropped)
                 released += self._through(number + 1, items, dropped)
-        return released, dropped
+        return released, dropped if self.failure is None else Counter()
 
     def _fetch(self, number: int, row: int, epoch: int, dropped: Counter[str]) -> list[Item]:
         dataset: Any = self.source.datasets[number]
@@ -115,7 +118,7 @@ class OracleLane:
         record = dataset.read(np.array([row]))[0]
         if isinstance(record, dict):
             return [Item(record, ((number, row, epoch, ()),))]
-        if dataset.on_error == "skip":
+        if dataset.on_error == "skip" and not isinstance(record, ShardError):
             dropped[f"{dataset.name}.error"] += 1
         else:
             self.failure = record
@@ -183,11 +186,11 @@ class OracleLane:
             for group in emitted.groups
         ]
 
-    def _batch(self, samples: list[Item], delivered: int) -> OracleBatch:
+    def _batch(self, samples: list[Item], dropped: dict[str, int], delivered: int) -> OracleBatch:
         fields = stack_records([item.record for item in samples])
         origins = [[(*self.place(d, row), path) for d, row, _, path in item.origins] for item in samples]
         digest = Batch(fields, self.lane, 0, 0, len(samples)).digest()
-        return OracleBatch(digest, origins, {k: n for k, n in self.dropped.items() if n}, delivered)
+        return OracleBatch(digest, origins, {k: n for k, n in dropped.items() if n}, delivered)
 
     def place(self, number: int, row: int) -> tuple[str, str, int]:
         """(dataset, shard, row in shard)."""

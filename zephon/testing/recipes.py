@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NoReturn
 
 import msgspec
@@ -20,6 +20,7 @@ from zephon.io.memory import shard_of
 from zephon.ops.accumulator import Accumulator, Emitted, Key, Part, Ref
 from zephon.pipeline import Pipeline
 from zephon.record import Record
+from zephon.work.source import WorkSource
 from zephon.work.static_mixture import StaticMixture
 
 ID_STRIDE = 10_000  # ids of dataset number d start at d * ID_STRIDE
@@ -64,17 +65,40 @@ class Recipe:
         """canonical_replicas."""
         return int(self.options["canonical_replicas"])
 
+    @classmethod
+    def small(cls, **options: Any) -> Recipe:
+        """One with a little of everything: two datasets, 3 lanes, windows, packs, and losses of several kinds."""
+        steps = (
+            Step("filter", (Keep(5, 2),)),
+            Step("flat_map", (Children(0, 2),)),
+            Step("shuffle", (6,)),
+            Step("tokenize", (Words(),), {"max_length": 5, "overflow": "truncate"}),
+            Step("pack", (8,)),
+            Step("batch", (2, True)),
+        )
+        mixture = {"weights": [2, 1], "seed": 11, "chunk_size": 5}
+        defaults = {"canonical_replicas": 3, "cycles_per_step": 2, "flush_every_k_chunks": 2}
+        return cls((Rows("alpha", (50, 30)), Rows("beta", (40,), 1)), mixture, steps, {**defaults, **options})
+
     def source(self) -> StaticMixture:
         """The mixture."""
         return StaticMixture([make_dataset(rows) for rows in self.datasets], **self.mixture)
 
-    def build(self, source: Any = None, **options: Any) -> Pipeline:
-        """The pipeline, of one group unless `options` say otherwise; `source` stands in for the recipe's own."""
-        pipeline = Pipeline(source if source is not None else self.source())
+    def build(self, source: WorkSource | None = None, **options: Any) -> Pipeline:
+        """A pipeline, of one group unless `options` say otherwise; `source` stands in for the recipe's own."""
+        chain = self._chain if source is None else self._chained(source)
+        return chain.options(**{"runner": "inline", "dp_degree": 1, "dp_group_id": 0, **self.options, **options})
+
+    @cached_property
+    def _chain(self) -> Pipeline:
+        """The steps without options. A Pipeline is immutable, so every build may start from the same one."""
+        return self._chained(self.source())
+
+    def _chained(self, source: WorkSource) -> Pipeline:
+        pipeline = Pipeline(source)
         for step in self.steps:
-            args = [dataclasses.replace(arg) if dataclasses.is_dataclass(arg) else arg for arg in step.args]  # type: ignore[type-var]
-            pipeline = getattr(pipeline, step.method)(*args, **step.settings)
-        return pipeline.options(**{"runner": "inline", "dp_degree": 1, "dp_group_id": 0, **self.options, **options})
+            pipeline = getattr(pipeline, step.method)(*step.args, **step.settings)
+        return pipeline
 
 
 @lru_cache(256)
@@ -218,6 +242,14 @@ class FailLate:
 
 
 @dataclasses.dataclass(frozen=True)
+class Long:
+    """A flat_map: a child of 4 tokens, then one of 9."""
+
+    def __call__(self, record: Record) -> list[Record]:
+        return [{**record, "input_ids": [1] * length} for length in (4, 9)]
+
+
+@dataclasses.dataclass(frozen=True)
 class Reverse:
     """A function of map_batches: the same records, last first."""
 
@@ -243,6 +275,16 @@ class Merge:
 
 
 @dataclasses.dataclass(frozen=True)
+class Short:
+    """A function of map_batches that fails on a group of fewer than 3."""
+
+    def __call__(self, records: list[Record]) -> list[Record]:
+        if len(records) < 3:
+            raise ValueError("a short group")
+        return records
+
+
+@dataclasses.dataclass(frozen=True)
 class Words:
     """A tokenizer: a number for each word."""
 
@@ -258,6 +300,9 @@ class Pairs(Accumulator):
 
     def __init__(self) -> None:
         self._held: dict[int, list[Part]] = {}
+
+    def __repr__(self) -> str:
+        return "Pairs()"
 
     def open(self, lane: int, key: Key) -> None:
         self._held[lane] = []
@@ -283,6 +328,13 @@ class Pairs(Accumulator):
         ids = [i for record, _, _ in parts for i in record.get("input_ids", ())]
         total = sum(number(record) for record, _, _ in parts)
         return {"id": total, "text": texts, "input_ids": np.array(ids, np.int64)}
+
+
+class FailFlush(Pairs):
+    """Pairs whose flush fails."""
+
+    def flush(self, lane: int) -> Emitted:
+        raise ValueError("a flush that fails")
 
 
 class SortRuns(Accumulator):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from zephon.drive import DRIVERS, Driver
-from zephon.engine import Engine, Job
+from zephon.engine import Engine, Job, TailItem
 from zephon.errors import InternalError
 from zephon.flow.task import Out, Task
 from zephon.runners import inline
@@ -68,7 +68,7 @@ class VirtualPool:
 
 
 class Schedule:
-    """The pools of one engine and all that is decided at random about them.
+    """The `pools` of one engine, a stage each, and all that is decided at random about them.
 
     `slow_lane`: tasks with records of this lane complete only when nothing else can move.
     """
@@ -76,13 +76,13 @@ class Schedule:
     def __init__(self, seed: int, order: Order = "random", slow_lane: int | None = None) -> None:
         self.random = random.Random(seed)
         self._order, self._slow_lane = order, slow_lane
-        self._pools: list[VirtualPool] = []
+        self.pools: list[VirtualPool] = []
         self.notified = 0
 
     def make_pool(self, work: StageWork, workers: int, notify: Callable[[], None]) -> VirtualPool:
         """A pool with room for `workers` to three times as many tasks (the contract `MakePool`)."""
-        self._pools.append(VirtualPool(work, self.random.randint(workers, 3 * workers), notify))
-        return self._pools[-1]
+        self.pools.append(VirtualPool(work, self.random.randint(workers, 3 * workers), notify))
+        return self.pools[-1]
 
     def note(self) -> None:
         """Counts what pools told the driver."""
@@ -90,9 +90,9 @@ class Schedule:
 
     def complete_one(self, forced: bool) -> bool:
         """Completes one task of any stage; only of the slow lane's tasks where `forced`. False: there is none."""
-        choices = [(pool, i) for pool in self._pools for i, one in enumerate(pool.unfinished) if not self._slow(one)]
+        choices = [(pool, i) for pool in self.pools for i, one in enumerate(pool.unfinished) if not self._slow(one)]
         if forced and not choices:
-            choices = [(pool, i) for pool in self._pools for i in range(len(pool.unfinished))]
+            choices = [(pool, i) for pool in self.pools for i in range(len(pool.unfinished))]
         if not choices:
             return False
         pool, i = {"first": choices[0], "last": choices[-1]}.get(self._order) or self.random.choice(choices)
@@ -113,7 +113,8 @@ class VirtualDriver:
     def __init__(self, job: Job, schedule: Schedule, look: Callable[[Engine], None] | None = None) -> None:
         self.schedule, self._look = schedule, look
         self.moves = 0
-        self.engine = Engine(job, schedule.make_pool, inline.CAUGHT, schedule.note)
+        self.engine = Engine(job, schedule.make_pool, inline.INTERRUPTS, schedule.note)
+        self.tail, self.read_metrics = self.engine.tail, self.engine.read_metrics
 
     def move(self) -> bool:
         """One pump or one completion. False: there is nothing left to do."""
@@ -129,14 +130,15 @@ class VirtualDriver:
         return self.engine.pump() or self.schedule.complete_one(forced=True)
 
     def wait(self) -> None:
-        while self.engine.tail.peek() is None:
+        while self.tail.peek() is None:
             if not self.move():
                 raise InternalError("the flow stands still though a batch is awaited")
 
-    def took(self) -> None:
+    def took(self, item: TailItem) -> TailItem:
         """Runs ahead of the consumer by a few moves."""
         for _ in range(self.schedule.random.randrange(4)):
             self.move()
+        return item
 
     def close(self) -> None:
         self.engine.close()

@@ -60,7 +60,7 @@ def topologies(num_lanes: int) -> st.SearchStrategy[Group]:
 
 @st.composite
 def executions(draw: st.DrawFn, recipe: Recipe) -> dict[str, Any]:
-    """Execution options: parallelism 1 .. 4, also by operator (which splits stages), tasks of 1 .. 512, prefetch 1 .. 4."""
+    """Execution options: parallelism 1 .. 4, also by operator (which splits stages); task size 1 .. 512; prefetch."""
     names = [node.name for node in recipe.build()._definition.nodes if node.method != "batch"]
     workers = st.integers(1, 4)
     own = st.dictionaries(st.sampled_from(names), workers, min_size=1) if names else workers

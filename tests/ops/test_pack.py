@@ -1,0 +1,237 @@
+"""pack: equal to documents laid end to end and cut, window by window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import zephon as zp
+from zephon.ops.accumulator import Key
+from zephon.ops.pack import Pack
+
+from ..cases.helpers import digests, on, pipeline, resumed, saved
+
+WORKERS = [0, 2]
+PAD = -7
+Row = tuple[list[int], list[int], list[int], int]
+
+
+def documents(lengths: list[int], first: int = 0) -> list[dict[str, Any]]:
+    """Documents whose tokens run through all of them."""
+    starts = np.cumsum([first, *lengths])
+    return [{"input_ids": np.arange(at, at + n)} for at, n in zip(starts.tolist(), lengths, strict=False)]
+
+
+def laid_out(window: list[list[int]], size: int) -> list[Row]:
+    """The reference: (tokens, positions, segments, pads) of every sequence of a window."""
+    found: list[Row] = []
+    cells: list[tuple[int, int, int]] = []  # (token, document, index of the token in the document)
+    for number, tokens in enumerate(window):
+        cells += [(token, number, i) for i, token in enumerate(tokens)]
+    for at in range(0, len(cells), size):
+        piece = cells[at : at + size]
+        ids, positions, segments = [], [], []
+        before, segment, start = None, 0, 0
+        for token, number, i in piece:
+            if number != before:
+                before, segment, start = number, segment + 1, i
+            ids.append(token)
+            positions.append(i - start)
+            segments.append(segment)
+        pads = size - len(piece)
+        found.append((ids + [PAD] * pads, positions + [0] * pads, segments + [0] * pads, pads))
+    return found
+
+
+def sequences(batches: Any) -> list[Row]:
+    """(tokens, positions, segments, pads) of every sequence of the batches."""
+    names = ("input_ids", "position_ids", "segment_ids", "num_pad")
+    found: list[Row] = []
+    for batch in batches:
+        assert sorted(batch) == sorted(names)
+        assert all(batch[name].dtype == np.int64 for name in names)
+        found += zip(*(batch[name].tolist() for name in names), strict=True)
+    return found
+
+
+def policy(tokens: list[int], size: int, oversize: str) -> list[int]:
+    if len(tokens) <= size or oversize == "split":
+        return tokens
+    return tokens[:size] if oversize == "truncate" else []
+
+
+LENGTHS = st.lists(st.one_of(st.integers(0, 12), st.integers(0, 60)), max_size=30)
+
+
+@given(
+    lengths=LENGTHS,
+    size=st.integers(1, 16),
+    oversize=st.sampled_from(["split", "truncate", "drop"]),
+    chunk=st.integers(1, 7),
+    flush=st.integers(1, 3),
+    lanes=st.integers(1, 3),
+    batch=st.integers(1, 4),
+)
+def test_it_is_the_plain_layout(
+    lengths: list[int], size: int, oversize: str, chunk: int, flush: int, lanes: int, batch: int
+) -> None:
+    records = documents(lengths or [0])
+    line = pipeline(records, chunk_size=chunk).pack(size, oversize=oversize, pad_id=PAD).batch(batch)
+    line = on(line, 0).options(canonical_replicas=lanes, flush_every_k_chunks=flush)
+    batches = list(line)
+    source = line._session.resolved.source
+    for lane in range(lanes):
+        expected: list[Row] = []
+        for first in range(0, len(records) + 1, flush):
+            rows = [r for i in range(first, first + flush) for r in source.chunk(lane, lanes, 0, i).row.tolist()]
+            window = [policy(records[r]["input_ids"].tolist(), size, oversize) for r in rows]
+            expected += laid_out([tokens for tokens in window if tokens], size)
+        assert sequences(b for b in batches if b.lane_id == lane) == expected
+    check_counts(line.counts()["dropped"], lengths or [0], size, oversize)
+
+
+def check_counts(dropped: dict[int, dict[str, int]], lengths: list[int], size: int, oversize: str) -> None:
+    """Every token and document that is not there is counted."""
+    total: dict[str, int] = {}
+    for reasons in dropped.values():
+        for reason, amount in reasons.items():
+            total[reason] = total.get(reason, 0) + amount
+    long = [n for n in lengths if n > size]
+    expected = {"pack.empty_documents": lengths.count(0)}
+    if oversize == "truncate":
+        expected |= {"pack.truncated_documents": len(long), "pack.truncated_tokens": sum(long) - size * len(long)}
+    if oversize == "drop":
+        expected |= {"pack.oversize_documents": len(long), "pack.oversize_tokens": sum(long)}
+    assert total == {reason: amount for reason, amount in expected.items() if amount}
+
+
+@given(lengths=LENGTHS, size=st.integers(1, 16), cuts=st.lists(st.integers(0, 30), max_size=4))
+def test_how_refs_are_handed_over_does_not_matter(lengths: list[int], size: int, cuts: list[int]) -> None:
+    refs = [(i, n, 0) for i, n in enumerate(lengths)]
+
+    def run(stops: list[int]) -> tuple[list[Any], list[int]]:
+        pack = Pack(size)
+        pack.open(3, Key(1, 3, 0, 0, "pack"))
+        groups: list[Any] = []
+        triggers: list[int] = []
+        at = 0
+        for stop in [*stops, len(refs)]:
+            emitted = pack.push(3, refs[at:stop])
+            groups += emitted.groups
+            triggers += [at + trigger for trigger in emitted.triggers]
+            at = stop
+        return groups + pack.flush(3).groups, triggers
+
+    assert run(sorted({min(cut, len(refs)) for cut in cuts})) == run([])
+    assert run(list(range(len(refs)))) == run([])
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_resume_at_every_batch_and_what_is_between(lanes: int, workers: int) -> None:
+    lengths = [(7 * i) % 23 for i in range(60)]
+    line = pipeline(documents(lengths), chunk_size=4).shuffle(5).pack(8).shuffle(3).batch(2)
+    line = line.options(canonical_replicas=lanes, flush_every_k_chunks=3)
+    reference = digests(on(line, 0))
+    for cut in range(0, len(reference) + 1, 3):
+        part = on(line, workers, task_records=7).take(cut)
+        assert digests(part) == reference[:cut]
+        assert digests(resumed(line, saved(part))) == reference[cut:]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_packing_through_a_later_stage_is_the_same(workers: int) -> None:
+    """A map behind pack has the sequences built one by one; batch alone builds them in place."""
+    line = pipeline(documents([5, 3, 9, 1, 0, 4])).pack(4, pad_id=PAD)
+    direct = digests(on(line.batch(2), workers))
+    assert digests(on(line.map(lambda record: record).batch(2), workers)) == direct
+    assert digests(on(line.map_batches(lambda records: records, 2).batch(2), workers)) == direct
+    one = next(iter(on(line.map(lambda record: {k: type(v).__name__ for k, v in record.items()}), workers)))
+    assert [one[name] for name in sorted(one)] == [["ndarray"], ["int"], ["ndarray"], ["ndarray"]]
+
+
+TOKENS: list[Any] = [
+    [1, 2, 3],
+    (1, 2, 3),
+    np.array([1, 2, 3], np.int32),
+    np.array([1, 2, 3], np.uint16),
+    np.array([1, 2, 3], ">i8"),
+    np.array([3, 2, 1])[::-1],
+    np.array([1, 0, 2, 0, 3])[::2],
+    range(1, 4),
+]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("number", range(len(TOKENS)))
+def test_tokens_of_every_kind(number: int, workers: int) -> None:
+    line = on(pipeline(2).map(lambda record: {"input_ids": TOKENS[number]}).pack(4, pad_id=PAD).batch(2), workers)
+    assert sequences(line) == laid_out([[1, 2, 3]] * 2, 4)
+
+
+NO_TOKENS: list[Any] = ["text", None, 3, np.int64(3), np.zeros((2, 2), int), [1.5, 2.5], np.array([1.5]), [[1], [2]]]
+NO_TOKENS += [["a"], [None], [1, "b"], {1: 2}, {1, 2}, [2**63], np.array([2**63], np.uint64), b"ab"]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("number", range(len(NO_TOKENS)))
+@pytest.mark.parametrize("behind", [False, True])
+def test_what_is_no_sequence_of_tokens_is_an_error_of_pack_on_that_record(
+    number: int, behind: bool, workers: int
+) -> None:
+    """Never a value that was cut to fit, and never an error that names only the batch."""
+
+    def make(record: dict[str, Any]) -> dict[str, Any]:
+        return {"input_ids": NO_TOKENS[number] if record["id"] == 2 else [1, 2, 3, 4]}
+
+    line = pipeline(4).map(make).pack(4)
+    line = on(line.map(lambda record: record) if behind else line, workers)
+    iterator = iter(line)
+    assert [row[0] for row in sequences([next(iterator), next(iterator)])] == [[1, 2, 3, 4]] * 2
+    with pytest.raises(zp.errors.OperatorError, match=r"'pack'.*row 2"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_missing_field_is_named_with_the_remedy(workers: int) -> None:
+    line = on(pipeline([{"input_ids": [1]}, {"text": "no tokens"}]).pack(1), workers)
+    iterator = iter(line)
+    next(iterator)
+    with pytest.raises(KeyError, match=r"'pack'.*row 1.*input_ids.*tokenize"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_another_field_and_origins(workers: int) -> None:
+    records = [{"tokens": list(range(n)), "text": "left behind"} for n in (3, 0, 6, 1)]
+    batches = list(on(pipeline(records).pack(4, field="tokens", pad_id=PAD).batch(1), workers))
+    assert sequences(batches) == laid_out([[0, 1, 2], [0, 1, 2, 3, 4, 5], [0]], 4)
+    assert [[origin[2] for origin in batch.origins[0]] for batch in batches] == [[0, 2], [2], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"max_length": 0}, "max_length"),
+        ({"max_length": True}, "max_length"),
+        ({"max_length": 4.0}, "max_length"),
+        ({"max_length": 4, "algorithm": "best"}, "algorithm"),
+        ({"max_length": 4, "oversize": "keep"}, "oversize"),
+        ({"max_length": 4, "oversize": None}, "oversize"),
+        ({"max_length": 4, "pad_id": 0.5}, "pad_id"),
+        ({"max_length": 4, "pad_id": 2**63}, "pad_id"),
+        ({"max_length": 4, "pads": 1}, "pads"),
+    ],
+)
+def test_settings_are_checked(settings: dict[str, Any], word: str) -> None:
+    with pytest.raises(zp.errors.ConfigError, match=word):
+        pipeline(3).pack(**settings)
+
+
+def test_never_flushing_is_refused() -> None:
+    with pytest.raises(zp.errors.ConfigError, match=r"flush_every_k_chunks.*pack"):
+        iter(pipeline(3).pack(4).options(flush_every_k_chunks=0))

@@ -1,0 +1,89 @@
+"""The pages keep their word: their Python blocks run, their links and make targets exist.
+
+A block that begins with "```python run" is executed; with "```python run torch" only where torch is installed. The
+blocks of a page run in order, in one namespace, in an empty folder. Their assertions are tests like any other.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+MUST_RUN = ("README.md", "elastic-determinism.md", "design.md")
+BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+
+
+class Block(NamedTuple):
+    """A Python block: the line before its text, what follows the word "python", and the text."""
+
+    line: int
+    marks: tuple[str, ...]
+    text: str
+
+    @property
+    def runs(self) -> bool:
+        return "run" in self.marks and ("torch" not in self.marks or importlib.util.find_spec("torch") is not None)
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [Block(text.count("\n", 0, f.start(2)), tuple(f[1].split()), f[2]) for f in BLOCK.finditer(text)]
+
+
+def name(page: Path) -> str:
+    return page.name
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name in MUST_RUN], ids=name)
+def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for variable in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    found = [block for block in blocks(page) if block.runs]
+    assert found, f"{page.name} has no block that runs"
+    namespace: dict[str, object] = {"__name__": page.stem.replace("-", "_").lower()}
+    for block in found:
+        # The empty lines in front make a traceback name the page's own line.
+        exec(compile("\n" * block.line + block.text, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_blocks_compile(page: Path) -> None:
+    for block in blocks(page):
+        compile("\n" * block.line + block.text, str(page), "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in link]
+    missing = [link for link in links if not (page.parent / link).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_make_targets_exist(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    named = set(re.findall(r"(?:`|^)make (?:[A-Z]+=\S+ )?([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE))
+    assert named <= targets
+
+
+def test_extras_exist() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = re.findall(r"\.\[([a-z,]+)\]", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert named
+    assert {extra for group in named for extra in group.split(",")} <= set(project["optional-dependencies"])
+
+
+def test_quick_start_is_short() -> None:
+    """The first block that runs is the quick start."""
+    lines = [line for line in blocks(ROOT / "README.md")[0].text.splitlines() if line.strip()]
+    assert len(lines) <= 25

@@ -1,0 +1,228 @@
+"""Batch slots: shared memory that the engine process writes batches into and the trainer maps without copying.
+
+A slot is a segment of its own, made when first needed and large enough for a batch; its descriptor goes to the trainer
+once. A slot that a batch outgrows is retired, and so is one that larger slots leave no room for. A batch in the trainer
+is views on one `np.frombuffer` of the slot (a slice of a common array would be freed too early: numpy collapses
+`.base`); when the last view is gone, a weakref callback notes that the slot is free. The callback runs no Python code:
+what it did could be cut short by a Ctrl-C, which Python would then swallow.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from zephon.ipc.codec import dump
+from zephon.ipc.columns import ALIGNMENT, Blob, is_plain_name, is_sendable, pickled
+from zephon.ipc.segment import Segment
+from zephon.lineage import Origins
+
+GROWTH = 1.25  # a new slot is this much larger than the batch that needs it
+LEAST_SLOT_BYTES = 1 << 16
+MOST_SLOTS = 64
+ARENA_BYTES = 16 << 20  # of all slots together, where more than the least number is possible
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+class Slot:
+    """One slot, on the engine's side. `empty` gives memory in it, until it is full."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.segment = Segment.create(size)
+        self.announced = False
+        self.bytes = np.frombuffer(self.segment.map, np.uint8)
+        self.used = 0
+
+    def empty(self, shape: Any, dtype: Any) -> NDArray[Any]:
+        """An array in the slot. Raises NoRoom."""
+        dtype = np.dtype(dtype)
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        size = dtype.itemsize * math.prod(shape)
+        start, self.used = self.used, self.used + size + -size % ALIGNMENT
+        if self.used > len(self.bytes):
+            raise NoRoom
+        array: NDArray[Any] = self.bytes[start : start + size].view(dtype).reshape(shape)
+        return array
+
+
+class NoRoom(Exception):
+    """A slot is too small for a batch."""
+
+
+def most_slots(least: int, slot_bytes: int) -> int:
+    """How many slots there may be: more where batches are small, so that several travel at a time."""
+    return max(least, min(MOST_SLOTS, ARENA_BYTES // slot_bytes))
+
+
+class Arena:
+    """The slots of one engine, and who has them. There are at least `least_slots` for a large batch."""
+
+    def __init__(self, least_slots: int) -> None:
+        self._least = least_slots
+        self._free: list[Slot] = []
+        self._numbers = 0
+        self._bytes = 0  # of all slots
+        self.leased: dict[int, Slot] = {}
+        self._wanted = LEAST_SLOT_BYTES
+        self._retired: list[int] = []
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether a batch can be written now."""
+        return bool(self._free) or (len(self.leased) < MOST_SLOTS and self._bytes + self._wanted <= self._most_bytes)
+
+    @property
+    def _most_bytes(self) -> int:
+        return max(ARENA_BYTES, self._least * self._wanted)
+
+    def write(self, put: Callable[[Slot], Any]) -> tuple[Slot, Any]:
+        """Leases a slot, and writes a batch into it with `put`, again in a larger one where it does not fit."""
+        while True:
+            slot = self._free.pop() if self._free else self._new()
+            slot.used = 0
+            try:
+                written = put(slot)
+            except NoRoom:
+                self._wanted = max(self._wanted, 2 * len(slot.bytes), int(slot.used * GROWTH))
+                self._retire(slot)
+                continue
+            except BaseException:
+                self._free.append(slot)
+                raise
+            self.leased[slot.number] = slot
+            return slot, written
+
+    def _new(self) -> Slot:
+        while self._free and self._bytes + self._wanted > self._most_bytes:
+            self._retire(self._free.pop())
+        self._numbers += 1
+        slot = Slot(self._numbers, self._wanted)
+        self._bytes += slot.segment.size
+        return slot
+
+    def _retire(self, slot: Slot) -> None:
+        self._bytes -= slot.segment.size
+        slot.bytes = np.empty(0, np.uint8)
+        slot.segment.close()
+        if slot.announced:
+            self._retired.append(slot.number)
+
+    def take_retired(self) -> list[int]:
+        """The slots that the trainer knows and that are no more, since the last call."""
+        retired, self._retired = self._retired, []
+        return retired
+
+    def release(self, number: int) -> None:
+        """The trainer has let go of a slot."""
+        slot = self.leased.pop(number)
+        if slot.segment.size < self._wanted and self._bytes > self._most_bytes - self._wanted:
+            self._retire(slot)  # the next batch will likely want a larger one, and there must be room for that
+        else:
+            self._free.append(slot)
+
+
+def write_fields(slot: Slot, fields: dict[str, Any]) -> list[list[Any]]:
+    """Puts what is not in the slot yet (lists above all) there; returns the description of all fields."""
+    described = []
+    for name, value in fields.items():
+        sent_name = name if is_plain_name(name) else dump(name)
+        if isinstance(value, np.ndarray):
+            dtype: str | bytes = value.dtype.str if is_sendable(value.dtype) else dump(value.dtype)
+            described.append([sent_name, dtype, list(value.shape), _place(slot, value)])
+        else:
+            blob = value if isinstance(value, Blob) else pickled(value)
+            offsets, data = _copied(slot, blob.offsets), _copied(slot, blob.data)
+            described.append([sent_name, blob.kind, len(blob.offsets), offsets, len(blob.data), data])
+    return described
+
+
+def write_origins(slot: Slot, origins: Origins) -> list[Any]:
+    """Puts the origins of a batch into the slot; returns their description."""
+    counts = None if origins.counts is None else [len(origins.counts), _copied(slot, origins.counts)]
+    return [counts, len(origins.row), _copied(slot, origins.dataset), _copied(slot, origins.row), origins.path]
+
+
+def write_description(slot: Slot, described: Any) -> list[int]:
+    """Puts a description, plain data of any length, into the slot; returns [offset, size]."""
+    raw = _encode(described)
+    return [_copied(slot, np.frombuffer(raw, np.uint8)), len(raw)]
+
+
+def _place(slot: Slot, array: NDArray[Any]) -> int:
+    """Where in the slot an array lies; it is copied there first if it lies elsewhere."""
+    base = slot.bytes.__array_interface__["data"][0]
+    at = array.__array_interface__["data"][0] - base
+    if array.nbytes and 0 <= at < len(slot.bytes):
+        return int(at)
+    return _copied(slot, array)
+
+
+def _copied(slot: Slot, array: NDArray[Any]) -> int:
+    """Copies an array into the slot; returns its offset there."""
+    start = slot.used
+    slot.empty(array.shape, array.dtype)[...] = array
+    return start
+
+
+class Lease(weakref.ref[NDArray[Any]]):
+    """Knows the slot that its array lies in, also when that array is gone."""
+
+    __slots__ = ("number",)
+    number: int
+
+
+class SlotView:
+    """One batch in a slot, on the trainer's side: arrays over the slot's memory, as long as anyone holds one."""
+
+    def __init__(self, memory: Any, size: int) -> None:
+        self._lease = np.frombuffer(memory, np.uint8, size)
+
+    def lease(self, number: int, freed: deque[Lease]) -> Lease:
+        """A lease that is appended to `freed` when the last array is gone. To be kept until then."""
+        lease = Lease(self._lease, freed.append)
+        lease.number = number
+        return lease
+
+    def description(self, start: int, size: int) -> Any:
+        """What `write_description` put there."""
+        return _decode(self._lease[start : start + size].data)
+
+    def array(self, dtype: str | bytes, shape: Sequence[int], start: int) -> NDArray[Any]:
+        """The array at an offset."""
+        kind: np.dtype[Any] = pickle.loads(dtype) if isinstance(dtype, bytes) else np.dtype(dtype)
+        size = kind.itemsize * math.prod(shape)
+        return self._lease[start : start + size].view(kind).reshape(shape)
+
+    def fields(self, described: list[list[Any]]) -> dict[str, Any]:
+        """The fields of a batch. Lists are decoded when asked for; until then they too hold the slot."""
+        fields: dict[str, Any] = {}
+        for name, kind, *what in described:
+            name = pickle.loads(name) if isinstance(name, bytes) else name
+            if len(what) == 2:
+                fields[name] = self.array(kind, *what)
+            else:
+                num, offsets_at, size, data_at = what
+                offsets = self.array("<i8", [num], offsets_at)
+                fields[name] = Blob(kind, self.array("|u1", [size], data_at), offsets)
+        return fields
+
+    def origins(self, described: list[Any]) -> Origins:
+        """The origins of a batch, copied out of the slot."""
+        counts, total, dataset, row, path = described
+        return Origins(
+            None if counts is None else self.array("<i8", counts[:1], counts[1]).copy(),
+            self.array("<i8", [total], dataset).copy(),
+            self.array("<i8", [total], row).copy(),
+            path,
+        )

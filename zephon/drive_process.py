@@ -1,0 +1,192 @@
+"""The process runner, from the trainer's side: batches arrive in slots, in the tail's order."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import threading
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from zephon import engine_process
+from zephon.arena import Lease, SlotView, most_slots
+from zephon.batch import Batch
+from zephon.engine import Job, Ready, TailItem
+from zephon.engine_process import ProcessJob
+from zephon.errors import Closed, WorkerError
+from zephon.flow.batcher import End, Failed
+from zephon.flow.progress import LaneState
+from zephon.flow.tail import Tail
+from zephon.ipc.segment import Segment
+from zephon.runners import threads
+from zephon.runners.execute import StageWork
+from zephon.runners.launcher import Orders
+from zephon.runners.spawn import Launcher
+
+SPARE_SLOTS = 3  # one that the trainer works on, one on the way, one that is being written
+METRICS_TIMEOUT_S = 0.3
+MOST_MESSAGE_BYTES = 1 << 20
+_decode = msgspec.msgpack.Decoder().decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class ProcessDriver:
+    """Owns the launcher and the trainer's view of the slots."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.tail: Tail[TailItem] = Tail({lane: state.turns for lane, state in job.lanes.items()})
+        self._pid = os.getpid()
+        self._slots: dict[int, Segment] = {}
+        self._slot_bytes = 1  # of the largest slot
+        self._leases: dict[int, Lease] = {}
+        self._freed: deque[Lease] = deque()
+        self._waiting = 0  # batches in the tail, which the user does not hold yet
+        self._least_slots = SPARE_SLOTS + job.prefetch_batches
+        self._closed = False
+        self._receiving = threading.Lock()
+        self._error: Exception | None = None
+        self._metrics: dict[str, dict[str, float]] = {"seconds": {}, "totals": {}}
+        works = [StageWork(stage, job.datasets, job.source.seed, threads.INTERRUPTS) for stage in job.plan.stages]
+        workers = [stage.parallelism for stage in job.plan.stages]
+        process_job = ProcessJob(job, self._least_slots, job.max_worker_retries)
+        self._launcher = Launcher(Orders(works, workers, job.ring_bytes, engine_process.serve, process_job))
+        self._socket = self._launcher.engine
+
+    def wait(self) -> None:
+        if os.getpid() != self._pid:
+            raise Closed("this iterator belongs to the process that forked this one; make a pipeline of your own here")
+        with self._receiving:
+            while self.tail.peek() is None:
+                if self._closed:
+                    raise Closed("the pipeline was closed while a batch was awaited")
+                if self._error is not None:
+                    raise self._error
+                self._receive()
+
+    def took(self, item: TailItem) -> TailItem:
+        """A slot that comes back is what makes room. A trainer that keeps many batches gets copies of further ones."""
+        if isinstance(item, Ready):
+            self._waiting -= 1
+            most = most_slots(self._least_slots, self._slot_bytes)
+            if len(self._freed) * 4 >= most:
+                self._send_freed()
+            if len(self._leases) - len(self._freed) - self._waiting > most // 2:
+                return Ready(item.batch.copy(), item.state)
+        return item
+
+    def _receive(self) -> None:
+        """Takes one message of the engine."""
+        self._send_freed()
+        message, fds = self._next_message()
+        kind, what = message[:1], message[1:]
+        if kind == b"I":
+            for item in _decode(what):
+                self._receive_item(item, fds)
+        elif kind == b"M":
+            self._metrics = _decode(what)
+        elif kind == b"X":
+            raise engine_process.read_error(_decode(what)[0], fds)
+        elif self._closed:
+            raise Closed("the pipeline was closed while a batch was awaited")
+        else:
+            raise WorkerError(self._post_mortem())
+
+    def _next_message(self) -> tuple[bytes, list[int]]:
+        """(message, descriptors); an empty one when the connection is over."""
+        with contextlib.suppress(OSError):  # closed by another thread
+            for _ in range(2):
+                with contextlib.suppress(ConnectionResetError):  # it died with our words unread; its last ones come next
+                    return socket.recv_fds(self._socket, MOST_MESSAGE_BYTES, engine_process.MOST_DESCRIPTORS)[:2]
+        return b"", []
+
+    def _post_mortem(self) -> str:
+        """What to say when the engine is gone without a word."""
+        self._launcher.close()
+        status = self._launcher.exit_status()
+        how = f"signal {signal.Signals(-status).name}" if status is not None and status < 0 else f"status {status}"
+        return (
+            f"the engine process or the launcher died (launcher: {how}); was it killed, or out of memory? "
+            "The state of the last batch is good: load it to go on"
+        )
+
+    def _receive_item(self, item: list[Any], fds: list[int]) -> None:
+        kind, lane, *what = item
+        if kind == "B":
+            self.tail.put(lane, self._batch(lane, what, fds))
+        elif kind == "E":
+            self.tail.put(lane, End(_state(what[0])))
+        else:
+            self.tail.put(lane, Failed(engine_process.read_error(what[0], fds)))
+
+    def _batch(self, lane: int, what: list[Any], fds: list[int]) -> Ready:
+        number, new_size, retired, turn, state, num_samples, place, size = what
+        for old in retired:
+            self._slots.pop(old).close()
+        if new_size:
+            self._slots[number] = Segment(fds.pop(0), new_size)
+            self._slot_bytes = max(self._slot_bytes, new_size)
+        view = SlotView(self._slots[number].map, size)
+        self._leases[number] = view.lease(number, self._freed)
+        self._waiting += 1
+        step = turn // self._job.cycles_per_step
+        fields, origins = view.description(*place)
+        found = view.origins(origins).samples
+        batch = Batch(view.fields(fields), lane, step, self._job.pass_index, num_samples, found, self._job.locate)
+        return Ready(batch, _state(state))
+
+    def _send_freed(self) -> None:
+        """Gives slots back, several at a time: at the latest when the trainer is about to wait."""
+        freed: list[int] = []
+        while self._freed:
+            freed.append(self._freed.popleft().number)
+            del self._leases[freed[-1]]
+        if freed:
+            with contextlib.suppress(OSError):  # the engine is gone; its last words say why
+                self._socket.send(b"f" + _encode(freed))
+
+    def read_metrics(self) -> dict[str, dict[str, float]]:
+        """Asked of the engine, while it runs."""
+        if self._closed or os.getpid() != self._pid or not self._receiving.acquire(blocking=False):
+            return self._metrics
+        before, poll = self._metrics, select.poll()
+        try:
+            poll.register(self._socket, select.POLLIN)
+            self._socket.send(b"m")
+            while self._metrics is before and poll.poll(METRICS_TIMEOUT_S * 1000):
+                self._receive()
+        except Exception as error:  # what ends the engine is for whoever waits for a batch
+            self._error = error
+        finally:
+            self._receiving.release()
+        return self._metrics
+
+    def close(self) -> None:
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._launcher.close()
+        for buffer in self.tail.buffers.values():  # what was not delivered holds slots
+            buffer.clear()
+        for slot in self._slots.values():
+            slot.close()
+
+
+def _state(fields: list[Any]) -> LaneState:
+    pass_index, chunk, offset, skip, samples, turns, delivered, counts, place_counts = fields
+    return LaneState(
+        pass_index=pass_index,
+        chunk=chunk,
+        offset=offset,
+        skip=skip,
+        samples=samples,
+        turns=turns,
+        delivered=delivered,
+        counts=tuple(counts),
+        place_counts=tuple(place_counts),
+    )

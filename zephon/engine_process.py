@@ -1,0 +1,239 @@
+"""The engine in a process of its own: the flow on an event loop, batches into slots, in the tail's order.
+
+Messages to the trainer (a socket that keeps their bounds): `I` the next items of the tail, each a batch in a slot
+("B"; the descriptor of a new slot comes along), a lane's end ("E") or the error that ends a lane ("F"); `X` the error
+that ends everything; `M` metrics. From the trainer: `f` slots are free, `m` metrics are wanted. A wake-up costs more
+than a small batch, so all that is ready travels in one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+
+from zephon.arena import Arena, Slot, write_description, write_fields, write_origins
+from zephon.engine import Engine, Job, TailItem
+from zephon.errors import InternalError, ZephonError, describe
+from zephon.flow.batcher import Cut, End, Failed
+from zephon.flow.progress import LaneState
+from zephon.ipc.codec import dump
+from zephon.ipc.segment import Segment
+from zephon.lineage import origins_in
+from zephon.ops.batch import collate
+from zephon.runners import threads
+from zephon.runners.execute import StageWork
+from zephon.runners.process import ProcessPool, Wiring
+
+MOST_ERROR_BYTES = 100_000
+MOST_MESSAGE_BYTES = 32_768  # of small items in one message; the socket takes about 200 KB
+MOST_DESCRIPTORS = 16  # new slots in one message
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+class ProcessJob(msgspec.Struct, frozen=True):
+    """The engine's job, and what only the process runner asks for."""
+
+    job: Job
+    slots: int
+    max_worker_retries: int
+
+
+def serve(job: ProcessJob, wirings: list[list[Wiring]], trainer: socket.socket, launcher: socket.socket) -> None:
+    """The engine process's life, after the fork."""
+    try:
+        import uvloop
+
+        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    except ImportError:
+        runner = asyncio.Runner()
+    try:
+        with runner:
+            runner.run(_Server(job, wirings, trainer, launcher).run())
+    except BaseException as error:
+        known = error if isinstance(error, ZephonError) else InternalError(f"in the engine: {describe(error)}")
+        known.__cause__ = error if known is not error else error.__cause__
+        with contextlib.suppress(OSError):  # the trainer may be gone
+            trainer.setblocking(True)
+            fds: list[int] = []
+            message = b"X" + _encode(write_error(known, fds))
+            socket.send_fds(trainer, [message], fds)
+
+
+class _Server:
+    def __init__(
+        self, job: ProcessJob, wirings: list[list[Wiring]], trainer: socket.socket, launcher: socket.socket
+    ) -> None:
+        self._trainer, self._launcher = trainer, launcher
+        self._arena = Arena(job.slots)
+        self._pools: list[ProcessPool] = []
+        self._woken = asyncio.Event()
+        self._over = False
+        self._error: BaseException | None = None
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()
+        stages = iter(wirings)
+
+        def make_pool(work: StageWork, workers: int, notify: Callable[[], None]) -> ProcessPool:
+            stage = len(self._pools)
+
+            def fork(index: int) -> None:
+                launcher.send(_encode([stage, index]))
+
+            self._pools.append(ProcessPool(work, next(stages), fork, job.max_worker_retries))
+            return self._pools[-1]
+
+        self._engine = Engine(job.job, make_pool, threads.INTERRUPTS, self._woken.set, build=False)
+
+    async def run(self) -> None:
+        """Pumps, sends what is ready, and sleeps until something comes."""
+        loop = asyncio.get_running_loop()
+        self._trainer.setblocking(False)
+        loop.add_reader(self._trainer.fileno(), self._called, self._from_trainer)
+        loop.add_reader(self._launcher.fileno(), self._called, self._from_launcher)
+        for pool in self._pools:
+            for fd, note in pool.wakes().items():
+                loop.add_reader(fd, self._called, note)
+        while not self._over:
+            if self._error is not None:
+                raise self._error
+            self._woken.clear()
+            moved = self._engine.pump()
+            sent = self._send_ready()
+            if moved or sent:
+                await asyncio.sleep(0)  # lets the readers run
+            else:
+                await self._woken.wait()
+
+    def _called(self, handle: Callable[[], Any]) -> None:
+        """A descriptor is readable. What goes wrong here ends the engine: a loop would only log it."""
+        try:
+            handle()
+        except BaseException as error:
+            self._error = error
+        self._woken.set()
+
+    def _from_trainer(self) -> None:
+        """Slots that came back; the end of everything when the trainer closed."""
+        try:
+            while message := self._trainer.recv(1 << 12):
+                if message[:1] == b"f":
+                    for number in _decode(message[1:]):
+                        self._arena.release(number)
+                else:
+                    self._send(b"M" + _encode(self._engine.read_metrics()), [])
+            self._over = True
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self._over = True
+
+    def _from_launcher(self) -> None:
+        """Deaths of workers."""
+        message = self._launcher.recv(1 << 16)
+        if not message:
+            self._over = True  # the trainer finds out why
+            return
+        stage, index, status = msgspec.msgpack.decode(message)
+        self._pools[stage].died(index, status)
+
+    def _send_ready(self) -> bool:
+        """Sends the next items of the tail, while there are slots for them."""
+        tail, sent = self._engine.tail, False
+        items: list[bytes] = []
+        fds: list[int] = []
+        while not self._unsent and tail.turn is not None and (item := tail.peek()) is not None:
+            if isinstance(item, Cut) and not self._arena.has_slot:
+                break
+            items.append(self._encoded(item, fds))
+            sent = True
+            if len(fds) == MOST_DESCRIPTORS or sum(map(len, items)) > MOST_MESSAGE_BYTES:
+                self._send_items(items, fds)
+        if items:
+            self._send_items(items, fds)
+        return sent
+
+    def _encoded(self, item: TailItem, fds: list[int]) -> bytes:
+        """Takes the next item from the tail; returns its message, and adds the descriptor of a new slot to `fds`."""
+        tail = self._engine.tail
+        if isinstance(item, End):
+            return _encode(["E", tail.finish(), _state(item.state)])
+        lane, _ = tail.pop()
+        if isinstance(item, Cut):
+            try:
+                return self._encoded_batch(lane, item, fds)
+            except Exception as error:
+                item = Failed(self._engine.batch_error(error, lane, item))
+                self._engine.stages[-1].stop(lane)
+        assert isinstance(item, Failed)
+        return _encode(["F", lane, *write_error(item.error, fds)])
+
+    def _encoded_batch(self, lane: int, cut: Cut, fds: list[int]) -> bytes:
+        slot, written = self._arena.write(lambda slot: self._write(slot, cut))
+        self._engine.count_batch(written[0])
+        new_size = 0
+        if not slot.announced:
+            slot.announced, new_size = True, slot.segment.size
+            fds.append(slot.segment.fd)
+        retired = self._arena.take_retired()
+        return _encode(["B", lane, slot.number, new_size, retired, cut.turn, _state(cut.state), *written])
+
+    def _send_items(self, items: list[bytes], fds: list[int]) -> None:
+        """One message of several items, which are then forgotten."""
+        self._send(b"I" + _encode([msgspec.Raw(item) for item in items]), list(fds))
+        items.clear()
+        fds.clear()
+
+    def _send(self, message: bytes, fds: list[int]) -> None:
+        self._unsent.append((message, fds))
+        self._flush()
+
+    def _flush(self) -> None:
+        """Sends what the socket takes now. A trainer that does not read fills it; the rest goes when it has room."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._unsent:
+                socket.send_fds(self._trainer, [self._unsent[0][0]], self._unsent[0][1])
+                self._unsent.popleft()
+            loop.remove_writer(self._trainer.fileno())
+        except BlockingIOError:
+            loop.add_writer(self._trainer.fileno(), self._called, self._flush)
+
+    def _write(self, slot: Slot, cut: Cut) -> list[Any]:
+        """[samples, where in the slot the fields and origins are described, bytes used]."""
+        fields = collate(cut.segments, slot.empty)
+        num_samples = sum(stop - start for _, start, stop in cut.segments)
+        described = [write_fields(slot, fields), write_origins(slot, origins_in(cut.segments))]
+        return [num_samples, write_description(slot, described), slot.used]
+
+
+def write_error(error: ZephonError, fds: list[int]) -> list[Any]:
+    """An error as plain data; a large one goes into memory of its own, whose descriptor is added to `fds`."""
+    raw = dump(error)
+    if len(raw) <= MOST_ERROR_BYTES:
+        return [raw]
+    segment = Segment.create(len(raw))
+    segment.map[: len(raw)] = raw
+    fds.append(segment.fd)
+    return [len(raw)]
+
+
+def read_error(what: bytes | int, fds: list[int]) -> ZephonError:
+    """The error of `write_error`."""
+    if isinstance(what, bytes):
+        return cast(ZephonError, pickle.loads(what))
+    segment = Segment(fds.pop(0), what)
+    try:
+        return cast(ZephonError, pickle.loads(segment.map))
+    finally:
+        segment.close()
+
+
+def _state(state: LaneState) -> list[Any]:
+    return list(msgspec.structs.astuple(state))

@@ -1,0 +1,127 @@
+"""Messages of any size over a ring: a sender that never blocks, a receiver that puts parts together again.
+
+A message goes as one frame where it fits, else as several; each frame begins with 8 bytes: how many bytes of the
+message follow in later frames (0: the last one). Two wake-ups belong to a channel: `data` announces frames to the
+receiver, `credit` tells the sender that room was given back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from zephon.ipc.ring import Ring
+from zephon.ipc.wake import Wake
+
+_LAST = (0).to_bytes(8, "little")
+
+
+class Sender:
+    """The producer's end. What does not fit waits here, in order, until `flush` finds room."""
+
+    def __init__(self, ring: Ring, data: Wake, credit: Wake) -> None:
+        self.ring, self.data, self.credit = ring, data, credit
+        self._most = ring.most_payload - len(_LAST)
+        self._waiting: deque[list[Any]] = deque()
+
+    def send(self, parts: Sequence[Any]) -> bool:
+        """Takes a message; returns whether all of it is in the ring now. The parts must stay as they are until then."""
+        views = [memoryview(part).cast("B") for part in parts]
+        size = sum(view.nbytes for view in views)
+        if size <= self._most:
+            self._waiting.append([_LAST, *views])
+        else:
+            self._waiting.extend(self._frames(views, size))
+        return self.flush()
+
+    def _frames(self, views: list[memoryview], left: int) -> list[list[Any]]:
+        """A large message cut into frames."""
+        frames: list[list[Any]] = []
+        frame: list[memoryview] = []
+        room = self._most
+        for view in views:
+            while view.nbytes:
+                piece = view[:room]
+                frame.append(piece)
+                view, room, left = view[piece.nbytes :], room - piece.nbytes, left - piece.nbytes
+                if room == 0 or left == 0:
+                    frames.append([left.to_bytes(8, "little"), *frame])
+                    frame, room = [], self._most
+        return frames
+
+    def flush(self) -> bool:
+        """Publishes what fits. Returns whether nothing waits any more."""
+        while self._waiting:
+            if not self.ring.put(self._waiting[0]):
+                return False
+            self._waiting.popleft()
+            self.data.post()
+        return True
+
+    def send_waiting(self, parts: Sequence[Any], alive: Any, timeout_s: float = 1.0) -> None:
+        """Sends, waiting for room. `alive()` is asked at every time-out and may raise."""
+        done = self.send(parts)
+        while not done:
+            if self.credit.wait(timeout_s):
+                self.credit.take()
+            else:
+                alive()
+            done = self.flush()
+
+
+def _memory(size: int) -> memoryview:
+    """Memory of a message's own, not cleared first."""
+    return memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
+
+
+class Receiver:
+    """The consumer's end. Reads announced frames only; after the sender's death, with `drain`, all published ones."""
+
+    def __init__(self, ring: Ring, data: Wake, credit: Wake) -> None:
+        self.ring, self.data, self.credit = ring, data, credit
+        self._announced = 0
+        self._message: memoryview | None = None
+        self._filled = 0
+        self._drain = False
+
+    def drain(self) -> None:
+        """The sender is dead: reads up to what it published, announced or not."""
+        self._drain = True
+
+    def note(self) -> None:
+        """Takes in what was announced, and leaves the frames where they are."""
+        self._announced += self.data.take()
+
+    def receive(self) -> memoryview | None:
+        """The next complete message, as memory of its own; None where it is not there yet. Never waits."""
+        while True:
+            if not self._announced:
+                self.note()
+            if not self._announced and not self._drain:
+                return None
+            frame = self.ring.get()
+            if frame is None:
+                return None
+            self._announced = max(0, self._announced - 1)
+            message = self._take(frame)
+            frame.release()
+            self.ring.release()
+            self.credit.post()
+            if message is not None:
+                return message
+
+    def _take(self, frame: memoryview) -> memoryview | None:
+        """Adds a frame to the message it is a part of; returns the message when it is complete."""
+        left = int.from_bytes(frame[:8], "little")
+        size = frame.nbytes - 8
+        if self._message is None:
+            self._message, self._filled = _memory(size + left), 0
+        self._message[self._filled : self._filled + size] = frame[8:]
+        self._filled += size
+        if left:
+            return None
+        message, self._message = self._message, None
+        return message

@@ -1,0 +1,51 @@
+"""Objects as bytes: pickle where it can, else by value, so that what a user typed in a script or a function travels.
+
+pickle sends a class or function by the name of its module. What stands in `__main__`, or inside a function, has no such
+name in another process; cloudpickle sends its code instead, and on the way back finds the class that was there first.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from typing import Any, Final
+
+import cloudpickle
+
+PROTOCOL: Final = 5
+
+
+class ByValue(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """Pickles what is in no module by value. `script_classes`: the classes of `__main__` that it met, by name.
+
+    A file that is open for reading is refused like any other: cloudpickle would read all of it, and send the text.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, PROTOCOL)
+        self.script_classes: dict[str, type] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Called by pickle for everything that is no plain value."""
+        if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdin, sys.stdout, sys.stderr):
+            raise TypeError(f"cannot pickle the open file {obj.name!r}")
+        if isinstance(obj, type) and obj.__module__ == "__main__" and "." not in obj.__qualname__:
+            self.script_classes[obj.__name__] = obj
+        return super().reducer_override(obj)
+
+
+def dump_by_value(value: Any) -> tuple[bytes, dict[str, type]]:
+    """(bytes for `pickle.loads`, the classes of `__main__` in it). Raises what pickle raises."""
+    buffer = io.BytesIO()
+    pickler = ByValue(buffer)
+    pickler.dump(value)
+    return buffer.getvalue(), pickler.script_classes
+
+
+def dump(value: Any) -> bytes:
+    """A value for `pickle.loads`; by value where pickle fails. Raises what pickle raises."""
+    try:
+        return pickle.dumps(value, PROTOCOL)
+    except Exception:
+        return dump_by_value(value)[0]

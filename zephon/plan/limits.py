@@ -1,0 +1,55 @@
+"""The bounds of memory, as arithmetic on a plan and its settings: what the engine keeps to, and `explain` prints."""
+
+from __future__ import annotations
+
+from zephon.ops.base import Operator
+from zephon.ops.filter import Filter
+from zephon.ops.flat_map import FlatMap
+from zephon.ops.map import Map
+from zephon.ops.tokenize import Tokenize
+from zephon.plan.graph import Plan
+
+TASKS_PER_WORKER = 8  # that a worker may have unfinished: a slow task then stops the others only after 8 of theirs
+
+
+def task_records(plan: Plan, num_lanes: int, wanted: int | None = None) -> int:
+    """Records handed to a worker at a time: as wanted, else about a cycle of batches, enough to hide a hand-over."""
+    if wanted is not None:
+        return wanted
+    return 128 if plan.regroups else min(256, max(16, plan.batch.size * num_lanes))
+
+
+def lane_limit(plan: Plan, records: int) -> int:
+    """Pointers of one lane on their way: enough for a lane that the others wait for to use every worker.
+
+    records: those of a task.
+    """
+    return (TASKS_PER_WORKER * sum(stage.parallelism for stage in plan.stages) + 1) * records
+
+
+def pending_limit(parallelism: int, records: int) -> int:
+    """Records between two stages, all lanes together, from which on the earlier one is not taken from.
+
+    parallelism: of the earlier stage. records: those of a task.
+    """
+    return 2 * records * parallelism
+
+
+def lane_batches(prefetch: int, pointers: int, children: int, held: int, size: int) -> int:
+    """Batches of one lane that can exist at once: T - 1 + ceil((Q e + held + B - 1) / B).
+
+    prefetch: T, batches kept ready. pointers: Q, see `lane_limit`. children: e, the most samples that one pointer can
+    give. held: samples that a flush can let go. size: B, samples in a batch.
+    """
+    return prefetch - 1 + -(-(pointers * children + held + size - 1) // size)
+
+
+def most_children(operator: Operator) -> int:
+    """The most records that one record can become."""
+    if isinstance(operator, FlatMap):
+        return operator.max_children
+    if isinstance(operator, (Map, Filter)):
+        return 1
+    if isinstance(operator, Tokenize) and (operator.max_length is None or operator.overflow == "truncate"):
+        return 1
+    return operator.max_children

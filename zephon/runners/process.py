@@ -1,0 +1,299 @@
+"""The process runner's pool, as the engine process sees it: worker processes behind rings.
+
+Every worker has a ring of its own for tasks and one for results. Its results are in the order of its tasks, so the
+result of the oldest task of all is at the head of the ring of the worker that got it: the rings are the reorder
+buffer. A task goes to the worker with the fewest unfinished ones.
+
+A worker that dies is replaced on the same rings, emptied: a dead process writes no more, and what it had published was
+taken first. Exactly its unfinished pieces of work go to the replacement. A piece that was being worked on when the
+worker died is a suspect: it is halved, until one record alone has killed its worker `max_retries` times.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from zephon.errors import WorkerError
+from zephon.flow.task import Out, Slice, Task
+from zephon.ipc.channel import Receiver, Sender
+from zephon.ipc.ring import Ring, ring_bytes
+from zephon.ipc.wake import Wake
+from zephon.plan.limits import TASKS_PER_WORKER
+from zephon.record import Pointers, Record
+from zephon.runners.execute import StageWork
+from zephon.runners.wire import read_report, write_task
+
+MOST_FAILED_STARTS = 10  # in a row: someone kills at random, or setup() does
+
+
+class Wiring(msgspec.Struct, frozen=True):
+    """The rings and wake-ups of one worker. Made before the forks, so that all sides have them."""
+
+    tasks: memoryview
+    results: memoryview
+    task_capacity: int
+    result_capacity: int
+    task_data: Wake
+    task_credit: Wake
+    result_data: Wake
+    result_credit: Wake
+
+    @staticmethod
+    def size(task_capacity: int, result_capacity: int) -> int:
+        """Shared memory of one worker."""
+        return ring_bytes(task_capacity) + ring_bytes(result_capacity)
+
+    def reset(self) -> None:
+        """Empties the rings and takes back every wake-up. Only while there is no worker on them."""
+        for wake in (self.task_data, self.task_credit, self.result_data, self.result_credit):
+            wake.take()
+        Ring(self.tasks, self.task_capacity).reset()
+        Ring(self.results, self.result_capacity).reset()
+
+    def engine_ends(self) -> tuple[Sender, Receiver]:
+        """(tasks, results) for the engine. The worker may be there already."""
+        return (
+            Sender(Ring(self.tasks, self.task_capacity), self.task_data, self.task_credit),
+            Receiver(Ring(self.results, self.result_capacity), self.result_data, self.result_credit),
+        )
+
+    def worker_ends(self) -> tuple[Receiver, Sender]:
+        """(tasks, results) for the worker."""
+        return (
+            Receiver(Ring(self.tasks, self.task_capacity), self.task_data, self.task_credit),
+            Sender(Ring(self.results, self.result_capacity), self.result_data, self.result_credit),
+        )
+
+
+class _Piece:
+    """Some slices of a task that one worker does at a time; all of them, unless the task killed a worker."""
+
+    __slots__ = ("kills", "outs", "slices", "starts")
+
+    def __init__(self, slices: list[Slice], starts: list[tuple[int, int]]) -> None:
+        self.slices = slices
+        self.starts = starts
+        """For each slice, its number in the task, and how many records of that slice come before it."""
+        self.kills = 0
+        self.outs: list[Out] | None = None
+
+    @property
+    def num_records(self) -> int:
+        return sum(map(len, self.slices))
+
+    def halves(self) -> list[_Piece]:
+        """The piece cut in the middle of its records."""
+        first, second = _Piece([], []), _Piece([], [])
+        left = self.num_records // 2
+        for piece, (number, start) in zip(self.slices, self.starts, strict=True):
+            cut = min(left, len(piece))
+            left -= cut
+            for half, a, b in ((first, 0, cut), (second, cut, len(piece))):
+                if b > a:
+                    half.slices.append(_sub_slice(piece, a, b))
+                    half.starts.append((number, start + a))
+        return [first, second]
+
+
+def _sub_slice(piece: Slice, start: int, stop: int) -> Slice:
+    items = piece.items.cut(start, stop) if isinstance(piece.items, Pointers) else piece.items[start:stop]
+    return Slice(piece.lane, piece.pass_index, items, piece.events[start:stop], piece.through)
+
+
+class _Job:
+    """A task on its way, as pieces in order, all with the worker of one index."""
+
+    __slots__ = ("index", "pieces", "task")
+
+    def __init__(self, task: Task, index: int) -> None:
+        self.task, self.index = task, index
+        self.pieces = [_Piece(list(task.slices), [(i, 0) for i in range(len(task.slices))])]
+
+    @property
+    def done(self) -> bool:
+        return all(piece.outs is not None for piece in self.pieces)
+
+    def outs(self) -> list[Out]:
+        """One Out a slice of the task, put together from the pieces."""
+        if len(self.pieces) == 1:
+            return self.pieces[0].outs or []
+        parts: list[list[tuple[int, Out]]] = [[] for _ in self.task.slices]
+        for piece in self.pieces:
+            for (number, start), out in zip(piece.starts, piece.outs or [], strict=True):
+                parts[number].append((start, out))
+        return [_joined(part) for part in parts]
+
+
+def _joined(parts: list[tuple[int, Out]]) -> Out:
+    """The outs of consecutive parts of one slice as one; nothing behind the first failure."""
+    whole = Out([], [])
+    records: list[Record] = []
+    index: list[int] = []
+    paths: list[tuple[int, ...]] = []
+    lengths: list[int] = []
+    for start, out in parts:
+        records += out.records
+        index += [start + i for i in out.index]
+        paths += out.path or [()] * len(out.records)
+        lengths += out.lengths or [1] * len(out.records)
+        whole.drops += [(start + i, reason, amount) for i, reason, amount in out.drops]
+        if out.failure is not None:
+            whole.failure = (start + out.failure[0], out.failure[1])
+            break
+    whole.records, whole.index, whole.lengths = records, index, lengths
+    whole.path = paths if any(paths) else None
+    return whole
+
+
+class _Worker:
+    """One worker process, from the engine's side."""
+
+    def __init__(self, index: int, wiring: Wiring) -> None:
+        self.index, self.wiring = index, wiring
+        self.tasks, self.results = wiring.engine_ends()
+        self.assigned: deque[_Piece] = deque()
+        self.ready = False
+        self.dead = False
+
+    def assign(self, piece: _Piece) -> None:
+        self.assigned.append(piece)
+        self.tasks.send(write_task(0, piece.slices))
+
+
+class ProcessPool:
+    """The workers of one stage. `fork(index)` asks for a worker process on the wiring of that index."""
+
+    def __init__(
+        self, work: StageWork, wirings: Sequence[Wiring], fork: Callable[[int], None], max_retries: int
+    ) -> None:
+        self._work, self._fork, self._max_retries = work, fork, max_retries
+        self._workers = [_Worker(i, wiring) for i, wiring in enumerate(wirings)]
+        self._jobs: deque[_Job] = deque()
+        self._limit = len(wirings) * TASKS_PER_WORKER
+        self._failed_starts = 0
+        self.seconds: dict[str, float] = {}
+        self.deaths = 0
+
+    def has_room(self) -> bool:
+        return len(self._jobs) < self._limit and min(len(w.assigned) for w in self._workers) < TASKS_PER_WORKER
+
+    def submit(self, task: Task) -> None:
+        worker = min(self._workers, key=lambda w: len(w.assigned))
+        job = _Job(task, worker.index)
+        self._jobs.append(job)
+        worker.assign(job.pieces[0])
+
+    def take(self) -> list[Out] | None:
+        for worker in self._workers:
+            if worker.dead:
+                self._replace(worker)
+            else:
+                worker.tasks.flush()
+        if not self._jobs:
+            return None
+        job = self._jobs[0]
+        worker = self._workers[job.index]
+        while not job.done:
+            if not self._collect(worker):
+                return None
+        self._jobs.popleft()
+        return job.outs()
+
+    def _collect(self, worker: _Worker) -> bool:
+        """Takes one message of a worker; returns whether there was one. What is not taken yet waits in its ring."""
+        message = worker.results.receive()
+        if message is None:
+            return False
+        result = read_report(message)
+        if result is None:
+            worker.ready = True
+            self._failed_starts = 0
+            return True
+        piece = worker.assigned.popleft()
+        piece.outs, seconds = result
+        for name, value in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + value
+        return True
+
+    def died(self, index: int, status: int) -> None:
+        """Notes the death of a worker process. `status`: as waitpid gives it."""
+        worker = self._workers[index]
+        worker.results.drain()
+        while self._collect(worker):
+            pass
+        worker.dead = True
+        self.deaths += 1
+        if not worker.ready:
+            self._failed_starts += 1
+            if self._failed_starts >= MOST_FAILED_STARTS:
+                raise WorkerError(
+                    f"{self._failed_starts} workers in a row died while they started, in the setup of "
+                    f"'{' -> '.join(self._work.names)}': {_how(status)}; mend that setup, or use "
+                    "runner='threads' to see it"
+                )
+        elif worker.assigned:
+            self._suspect(worker, status)
+
+    def _suspect(self, worker: _Worker, status: int) -> None:
+        """The first unfinished piece was being worked on: halve it, or count against its only record."""
+        piece = worker.assigned[0]
+        if piece.num_records > 1:
+            job = next(job for job in self._jobs if piece in job.pieces)
+            halves = piece.halves()
+            at = job.pieces.index(piece)
+            job.pieces[at : at + 1] = halves
+            worker.assigned.popleft()
+            worker.assigned.extendleft(reversed(halves))
+            return
+        piece.kills += 1
+        if piece.kills >= self._max_retries:
+            worker.assigned.popleft()
+            piece.outs = [Out([], [], failure=(0, self._killer(piece, status)))]
+
+    def _killer(self, piece: _Piece, status: int) -> WorkerError:
+        where, exclude = self._work.blame(piece.slices[0])
+        names = " -> ".join(self._work.names) or "fetch"
+        memory = " (out of memory? the kernel kills so)" if os_signal(status) == signal.SIGKILL else ""
+        return WorkerError(
+            f"the record at {where} killed its worker {piece.kills} times, alone, in '{names}': "
+            f"{_how(status)}{memory}; mend the operator, or leave the record out with Dataset(..., exclude=[{exclude}])"
+        )
+
+    def _replace(self, worker: _Worker) -> None:
+        """A fresh process on the same rings gets exactly what is unfinished."""
+        worker.wiring.reset()
+        fresh = _Worker(worker.index, worker.wiring)
+        self._workers[worker.index] = fresh
+        self._fork(worker.index)
+        for piece in worker.assigned:
+            fresh.assign(piece)
+
+    def wakes(self) -> dict[int, Callable[[], None]]:
+        """By descriptor, what to call when it is readable: a result, or room in a task ring, is there."""
+        calls: dict[int, Callable[[], None]] = {}
+        for index, worker in enumerate(self._workers):
+            calls[worker.wiring.result_data.fd] = lambda index=index: self._workers[index].results.note()  # type: ignore[misc]
+            calls[worker.wiring.task_credit.fd] = worker.wiring.task_credit.take  # type: ignore[assignment]
+        return calls
+
+    def close(self, timeout_s: float) -> None:
+        """Nothing: the launcher ends the processes."""
+
+
+def os_signal(status: int) -> int:
+    """The signal that ended a process; 0 where it exited."""
+    return status & 0x7F
+
+
+def _how(status: int) -> str:
+    number = os_signal(status)
+    if not number:
+        return f"exit status {status >> 8}"
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

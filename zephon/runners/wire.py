@@ -1,0 +1,158 @@
+"""Tasks and results as messages between the engine process and its workers.
+
+A task of the first stage is pointers; of a later stage it is records as columns, with the identity of each. A result
+is the records of all slices as one set of columns, and for every slice how many of them are its own.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from zephon.errors import ZephonError
+from zephon.flow.task import Out, Slice, Task
+from zephon.ipc.codec import dump
+from zephon.ipc.columns import describe_columns, make_columns, read_message, rebuild_columns, write_message
+from zephon.record import Block, Handle, Lineage, Origin, Pointers, first_origin, join, record_of, start_of
+
+
+class KnownLineage(Lineage):
+    """The lineage of records that were sent to a worker."""
+
+    __slots__ = ("known",)
+
+    def __init__(self, known: list[tuple[Origin, int]]) -> None:
+        super().__init__([], range(len(known)))
+        self.known = known
+
+    def origins(self, i: int) -> tuple[Origin, ...]:
+        return (self.known[i][0],)
+
+    def first(self, i: int) -> Origin:
+        return self.known[i][0]
+
+    def start(self, i: int) -> int:
+        return self.known[i][1]
+
+
+def write_task(seq: int, slices: Sequence[Slice]) -> list[Any]:
+    """The message of a task, as parts."""
+    shape = [[piece.lane, piece.pass_index, len(piece)] for piece in slices]
+    pointers = [piece.items for piece in slices if isinstance(piece.items, Pointers)]
+    if pointers:
+        whole = join(pointers)
+        return write_message([seq, shape, None], [whole.dataset, whole.row, whole.epoch])
+    handles: list[Handle] = [handle for piece in slices for handle in piece.items]  # type: ignore[union-attr]
+    description, buffers = describe_columns(make_columns([record_of(handle) for handle in handles]))
+    known = [[*first_origin(handle), start_of(handle)] for handle in handles]
+    return write_message([seq, shape, [description, known]], buffers)
+
+
+def read_task(memory: Any) -> Task:
+    """The task of a message. Nothing in it refers to `memory` any more."""
+    (seq, shape, later), buffers = read_message(memory)
+    if later is None:
+        return Task(seq, _pointer_slices(shape, buffers))
+    description, known = later
+    columns = rebuild_columns(description, iter([b.copy() for b in buffers]))
+    lineage = KnownLineage([((d, row, epoch, tuple(path)), start) for d, row, epoch, path, start in known])
+    block = Block(list(columns), lineage)
+    slices, at = [], 0
+    for lane, pass_index, size in shape:
+        slices.append(Slice(lane, pass_index, [block[i] for i in range(at, at + size)], range(size), size - 1))
+        at += size
+    return Task(seq, slices)
+
+
+def _pointer_slices(shape: list[list[int]], buffers: Iterator[Any]) -> list[Slice]:
+    dataset = next(buffers).view(np.int32).copy()
+    row, epoch = (next(buffers).view(np.int64).copy() for _ in range(2))
+    slices, at = [], 0
+    for lane, pass_index, size in shape:
+        items = Pointers(dataset, row, epoch).cut(at, at + size)
+        slices.append(Slice(lane, pass_index, items, range(size), size - 1))
+        at += size
+    return slices
+
+
+Blame = Callable[[int, int, Exception], ZephonError]
+"""(slice, index in it, what pickling raised) -> the error that names the record."""
+
+
+def write_result(outs: list[Out], seconds: dict[str, float], blame: Blame) -> list[Any]:
+    """The message of a result, as parts. A record that cannot be sent becomes the failure of its slice."""
+    try:
+        columns = make_columns([record for out in outs for record in out.records])
+    except Exception:
+        for number, out in enumerate(outs):
+            _cut_unsendable(number, out, blame)
+        columns = make_columns([record for out in outs for record in out.records])
+    description, buffers = describe_columns(columns)
+    shape, extra = [], []
+    for out in outs:
+        whole = isinstance(out.index, range)
+        shape.append([len(out.records), len(out.index) if whole else -1])
+        if not whole:
+            buffers.append(np.array(out.index, np.int64))
+        if out.lengths is not None:
+            buffers.append(np.array(out.lengths, np.int64))
+        failure = [out.failure[0], dump(out.failure[1])] if out.failure else None
+        extra.append([out.lengths is not None, out.path, out.drops, failure])
+    return write_message(["result", description, shape, extra, seconds], buffers)
+
+
+def _cut_unsendable(number: int, out: Out, blame: Blame) -> None:
+    """Ends a slice before its first record that cannot be sent to another process."""
+    for i, record in enumerate(out.records):
+        try:
+            make_columns([record])
+        except Exception as error:
+            out.failure = (out.index[i], blame(number, out.index[i], error))
+            out.index = [out.index[j] for j in range(i)]
+            out.records = out.records[:i]
+            out.path = out.path[:i] if out.path else None
+            out.lengths = out.lengths[:i] if out.lengths is not None else None
+            return
+
+
+def write_report(kind: str, error: BaseException | None = None) -> list[Any]:
+    """What a worker says apart from results: that it is "ready", or that it "failed", with the error."""
+    return write_message([kind, dump(error) if error is not None else None], [])
+
+
+def read_report(memory: Any) -> tuple[list[Out], dict[str, float]] | None:
+    """(outs, seconds) of a result, the records being views on `memory`; None for "ready"; raises what "failed" says."""
+    (kind, *what), buffers = read_message(memory)
+    if kind == "failed":
+        raise _error(what[0])
+    return None if kind == "ready" else _read_result(what, buffers)
+
+
+def _read_result(what: list[Any], buffers: Iterator[Any]) -> tuple[list[Out], dict[str, float]]:
+    description, shape, extra, seconds = what
+    columns = rebuild_columns(description, buffers)
+    outs = []
+    ends = list(accumulate(count for count, _ in shape))
+    for (count, whole), (measured, path, drops, failure), end in zip(shape, extra, ends, strict=True):
+        index: Sequence[int] = range(whole) if whole >= 0 else next(buffers).view(np.int64).tolist()
+        lengths = next(buffers).view(np.int64).tolist() if measured else None
+        outs.append(
+            Out(
+                columns.cut(end - count, end),
+                index,
+                [tuple(step) for step in path] if path is not None else None,
+                lengths,
+                [(i, reason, amount) for i, reason, amount in drops],
+                (failure[0], _error(failure[1])) if failure else None,
+            )
+        )
+    return outs, seconds
+
+
+def _error(raw: bytes) -> ZephonError:
+    error: ZephonError = pickle.loads(raw)
+    return error

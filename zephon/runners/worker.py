@@ -1,0 +1,54 @@
+"""A worker process: takes tasks from its ring, in order, and puts results into its other ring, in the same order."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from typing import NoReturn
+
+import numpy as np
+
+from zephon.errors import InternalError, ZephonError, describe
+from zephon.ipc.channel import Receiver, Sender
+from zephon.runners.execute import StageWork
+from zephon.runners.wire import read_task, write_report, write_result
+
+WAIT_S = 60.0  # how often an idle worker wakes to see whether its parent is still there
+
+
+def serve(work: StageWork, tasks: Receiver, results: Sender) -> NoReturn:
+    """Works until killed. What its own code raises is reported; what user code raises travels in the results."""
+    parent = os.getppid()
+
+    def alive() -> None:
+        if os.getppid() != parent:
+            os._exit(1)
+
+    _seed()
+    try:
+        work.setup()
+        results.send_waiting(write_report("ready"), alive)
+        while True:
+            message = tasks.receive()
+            if message is None:
+                tasks.data.wait(WAIT_S)
+                alive()
+                continue
+            task = read_task(message)
+            outs, seconds = work.run(task)
+            blame = lambda number, index, error, task=task: work.unsendable(task, number, index, error)  # noqa: E731
+            results.send_waiting(write_result(outs, seconds, blame), alive)
+    except BaseException as error:
+        known = error if isinstance(error, ZephonError) else InternalError(f"in a worker: {describe(error)}")
+        known.__cause__ = error if known is not error else error.__cause__
+        results.send_waiting(write_report("failed", known), alive)
+        os._exit(1)
+
+
+def _seed() -> None:
+    """Gives this worker global random numbers of its own: forked from one parent, all would draw the same ones."""
+    random.seed()
+    np.random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()

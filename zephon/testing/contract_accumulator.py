@@ -1,0 +1,232 @@
+"""The contract of accumulators: decisions from the lane's own refs and the key, nothing lost, nothing doubled.
+
+A script of windows is run several ways: each one alone in a fresh instance, one ref at a time (the truth to compare
+with); all lanes mixed in one instance; one window after the other; cut into pushes at random; in copies.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from zephon.canonical import canonical_bytes
+from zephon.errors import describe
+from zephon.ops.accumulator import Accumulator, Key, Ref
+from zephon.ops.batch import stack_records
+from zephon.record import Record
+from zephon.testing.contract_base import ContractBroken, broken, check_settings, content, travelled
+from zephon.testing.contract_log import Let, Window, check_covered, check_flushed, interleaved, pushes, run_window
+
+_WINDOWS = 3
+
+Make = Callable[[], Accumulator]
+Log = Sequence[Let]
+
+
+def check_accumulator(make: Make, records: Sequence[Record], lanes: int = 3, seed: int = 0) -> None:
+    """Raises ContractBroken where what `make` gives does not keep the contract of accumulators.
+
+    make: gives a fresh instance each time. records: what the pipeline would push; `measure` and `build` see them.
+    lanes: how many lanes share one instance.
+
+    Checked: it survives deepcopy and cloudpickle; settings() are plain and stable; the same refs and key give the same
+    in another instance, among other lanes, in other cuts (where `batched`) and after open; triggers and (cursor, start,
+    stop) are in range; every unit of every ref leaves exactly once, or is dropped under a declared reason; a flush lets
+    everything go; `preserves` is true; build and measure are functions of what they are given.
+    """
+    first = make()
+    if not isinstance(first, Accumulator):
+        raise ContractBroken(f"{type(first).__name__} is no zephon.Accumulator: make it a subclass")
+    if len(records) < 2 or lanes < 2:
+        raise ContractBroken("check_accumulator needs two lanes, and twenty records or so of different lengths")
+    rng = random.Random(seed)
+    windows = _windows(first, _measured(first, records), lanes, rng)
+    truth = [run_window(make(), window) for window in windows]
+    for window, log in zip(windows, truth, strict=True):
+        check_flushed(make(), window)
+        check_covered(first, window, log)
+    _same_key(make, windows, truth)
+    _copies(make, windows[0], truth[0], rng)
+    _lanes_apart(make, windows, truth, lanes, rng)
+    _windows_apart(make, windows, truth)
+    _reopened(make, windows[0], truth[0])
+    if first.batched:
+        _cuts(make, windows, truth, rng)
+    check_settings(first, lambda: [run_window(first, window) for window in windows])
+    if not first.preserves:
+        _built(make(), records, truth)
+
+
+def _measured(accumulator: Accumulator, records: Sequence[Record]) -> list[int]:
+    """The lengths of the records, as the workers take them."""
+    return [_length(accumulator, i, record) if accumulator.measures else 1 for i, record in enumerate(records)]
+
+
+def _length(accumulator: Accumulator, i: int, record: Record) -> int:
+    before = content(record, accumulator)
+    try:
+        length, again = accumulator.measure(record), accumulator.measure(record)
+    except Exception as error:
+        raise broken(accumulator, f"raised in measure() on record {i}: {describe(error)}") from error
+    if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+        raise broken(
+            accumulator,
+            f"gave the length {length!r} for record {i} from measure(): a whole number, 0 or more, is wanted",
+        )
+    if again != length or content(record, accumulator) != before:
+        raise broken(
+            accumulator,
+            f"has a measure() that is no function of the record: record {i} had another length the second time, or was "
+            "changed by it",
+        )
+    return length
+
+
+def _windows(accumulator: Accumulator, lengths: Sequence[int], lanes: int, rng: random.Random) -> list[Window]:
+    """Each lane's windows, one row of lanes after the other. A cursor is (lane, window, number of the record)."""
+    name = accumulator.name or accumulator.method
+    windows = []
+    for number in range(_WINDOWS):
+        for lane in range(lanes):
+            is_empty = number == 1 and lane == 0  # all its records were filtered away before
+            chosen = [] if is_empty else rng.sample(range(len(lengths)), len(lengths))
+            refs: list[Ref] = [((lane, number, i), lengths[i], i % 2) for i in chosen]
+            windows.append(Window(lane, Key(17, lane, 0, 8 * number, name), refs))
+    return windows
+
+
+def _same(one: Log, other: Log) -> bool:
+    """Whether two logs are equal; groups and drops are ordered among themselves, between them only by trigger."""
+    return [let for let in one if let.kind != "drop"] == [let for let in other if let.kind != "drop"] and sorted(
+        let for let in one if let.kind == "drop"
+    ) == sorted(let for let in other if let.kind == "drop")
+
+
+def _same_key(make: Make, windows: Sequence[Window], truth: Sequence[Log]) -> None:
+    for window, log in zip(windows, truth, strict=True):
+        other = make()
+        if not _same(run_window(other, window), log):
+            raise broken(
+                other,
+                "decides by something else than the refs and the key: two instances with the same key let different "
+                "things go; draw random numbers from key.hash64(), and use neither the clock nor a global",
+            )
+
+
+def _copies(make: Make, window: Window, log: Log, rng: random.Random) -> None:
+    """deepcopy and cloudpickle give instances that work, and that share nothing with the first."""
+    original = make()
+    try:
+        copied = copy.deepcopy(original)
+    except Exception as error:
+        raise broken(
+            original,
+            f"cannot be copied by copy.deepcopy: {describe(error)}; an engine works on a copy of its own, so leave "
+            "locks, files and models out",
+        ) from error
+    for each in interleaved([(original, window), (copied, window), (travelled(original), window)], rng):
+        if not _same(each, log):
+            raise broken(
+                original,
+                "shares state with its copies: what is pushed to one shows in another; make all state in __init__ and "
+                "open(), none of it in the class or the module",
+            )
+
+
+def _windows_apart(make: Make, windows: Sequence[Window], truth: Sequence[Log]) -> None:
+    """The windows of one lane one after the other in one instance."""
+    for lane in sorted({window.lane for window in windows}):
+        accumulator = make()
+        for window, log in zip(windows, truth, strict=True):
+            if window.lane != lane:
+                continue
+            found = run_window(accumulator, window)
+            check_covered(accumulator, window, found)
+            if not _same(found, log):
+                raise broken(
+                    accumulator,
+                    "remembers something of the window before: open(lane, key) must begin afresh, with the key",
+                )
+
+
+def _reopened(make: Make, window: Window, log: Log) -> None:
+    """A window that is opened without a flush of the one before: a run that starts anew."""
+    accumulator = make()
+    accumulator.open(window.lane, window.key)
+    half = window._replace(refs=window.refs[: -(-len(window.refs) // 2)])
+    list(pushes(accumulator, half))
+    if not _same(run_window(accumulator, window), log):
+        raise broken(
+            accumulator,
+            "does not reset in open(): what was held before shows in the new window; open(lane, key) must begin with "
+            "nothing held, and reset counters and random numbers",
+        )
+
+
+def _lanes_apart(make: Make, windows: Sequence[Window], truth: Sequence[Log], lanes: int, rng: random.Random) -> None:
+    """All lanes at once in one instance, their refs mixed at random."""
+    for first in range(0, len(windows), lanes):
+        accumulator, row = make(), range(first, first + lanes)
+        for at, log in zip(row, interleaved([(accumulator, windows[at]) for at in row], rng), strict=True):
+            if not _same(log, truth[at]):
+                raise broken(
+                    accumulator,
+                    f"keeps state across lanes: lane {windows[at].lane} lets other things go when other lanes come "
+                    "between; keep all state in dictionaries by lane",
+                )
+
+
+def _cuts(make: Make, windows: Sequence[Window], truth: Sequence[Log], rng: random.Random) -> None:
+    """`batched`: the same refs in other pushes, also all in one, and empty ones."""
+    for window, log in zip(windows, truth, strict=True):
+        middle, inside = len(window.refs) // 2, window.single()
+        for cuts in ([], [0, middle, middle], sorted(rng.sample(inside, len(inside) // 3))):
+            accumulator = make()
+            if not _same(run_window(accumulator, window, cuts), log):
+                raise broken(
+                    accumulator,
+                    "depends on how refs are cut into pushes: the same refs in other pushes let other things go; "
+                    "decide ref by ref, or set batched = False",
+                )
+
+
+def _built(accumulator: Accumulator, records: Sequence[Record], truth: Sequence[Log]) -> None:
+    """build, group_length and collate are functions of the pieces, and leave the records as they are."""
+    groups = [let.value for log in truth for let in log if let.kind == "group"]
+    built = [_build(accumulator, _pieces(records, group)) for group in groups]
+    for group in groups:
+        length = accumulator.group_length(group)
+        if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+            raise broken(accumulator, f"gave the length {length!r} from group_length(): a whole number is wanted")
+    collate: Any = getattr(accumulator, "collate", None)
+    if collate is None or not groups:
+        return
+    columns = collate([_pieces(records, group) for group in groups], np.empty)
+    if canonical_bytes({name: columns[name] for name in sorted(columns)}) != canonical_bytes(stack_records(built)):
+        raise broken(accumulator, "gives another batch from collate() than from build() record by record")
+
+
+def _pieces(records: Sequence[Record], group: Any) -> list[tuple[Record, int, int]]:
+    return [(copy.deepcopy(records[cursor[2]]), start, stop) for cursor, start, stop in group]
+
+
+def _build(accumulator: Accumulator, pieces: list[tuple[Record, int, int]]) -> Record:
+    before = content([record for record, _, _ in pieces], accumulator)
+    try:
+        made = accumulator.build(pieces)
+        if not isinstance(made, dict):
+            raise broken(accumulator, f"returned {type(made).__name__} from build(): a dict is wanted")
+        first, second = content(made, accumulator), content(accumulator.build(pieces), accumulator)
+    except ContractBroken:
+        raise
+    except Exception as error:
+        raise broken(accumulator, f"raised in build(): {describe(error)}") from error
+    if content([record for record, _, _ in pieces], accumulator) != before:
+        raise broken(accumulator, "changes the records that it is given in build(): copy what you change")
+    if second != first:
+        raise broken(accumulator, "has a build() that is no function of the pieces: twice the same gave two records")
+    return made
