@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 PATIENCE_S = 2.0  # how long a thread or process that was told to end may take (law L8 for close())
 SHARED = Path("/dev/shm")

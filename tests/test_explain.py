@@ -197,11 +197,11 @@ def test_own_sources() -> None:
 
 
 def test_memory() -> None:
-    lines = section(pipeline(parallelism=2, prefetch_batches=5).explain(), "memory")
+    lines = section(pipeline(parallelism=2, prefetch_batches=5, task_records=32).explain(), "memory")
     rows = {tuple(fields(line)) for line in lines if "   " in line}
     assert ("ready", "T = 5 batches", "prefetch_batches") in rows
     tasks = TASKS_PER_WORKER * 4 + 1  # of two stages
-    way = ("on the way", f"Q = {32 * tasks} pointers", f"({TASKS_PER_WORKER} x workers 4 + 1) tasks of 32 records")
+    way = ("on the way", f"Q = {32 * tasks:,} pointers", f"({TASKS_PER_WORKER} x workers 4 + 1) tasks of 32 records")
     assert way in rows
     assert ("held", "9 records", "'map_batches'") in rows
     assert ("held", "40 records", "'shuffle'") in rows
@@ -277,7 +277,7 @@ def test_the_engine_keeps_to_these_limits(options: dict[str, Any], regroups: boo
     assert isinstance(driver, InlineDriver)
     engine = driver.engine
     driver.close()
-    records = task_records(plan, len(chain.lanes), options.get("task_records"))
+    records = task_records(options.get("task_records"))
     assert engine.job.task_records == records
     assert engine.feed._limit == lane_limit(plan, records)
     assert [pending._most for pending in engine.pendings] == [

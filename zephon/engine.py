@@ -38,6 +38,8 @@ from zephon.work.source import WorkSource
 
 LEAST_DRY_POINTERS = 32_768
 STOP_TIMEOUT_S = 1.0
+FIRST_TASK_RECORDS = 32  # before it is known what a record costs
+TASKS_IN_RING = 4  # results that a worker's ring should have room for
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -59,6 +61,8 @@ class Job(msgspec.Struct, frozen=True):
     """Where each owned lane starts; lanes already in a later pass are not among them."""
     cycles_per_step: int
     task_records: int
+    """Records of a task; where `adaptive`, the most there may be."""
+    adaptive: bool
     prefetch_batches: int
     ring_bytes: int = 0
     max_worker_retries: int = 0
@@ -130,7 +134,8 @@ class Engine:
             chain = Chain(own, job.source.seed, lambda handle: describe_handle(job.datasets, handle), self._interrupts)
             for lane, state in job.lanes.items():
                 chain.open(lane, state.pass_index, state.chunk)
-            stages.append(Stage(source, pool, chain, job.task_records))
+            first = min(FIRST_TASK_RECORDS, job.task_records) if job.adaptive else job.task_records
+            stages.append(Stage(source, pool, chain, first))
             pendings.append(Pending(stages[-1], pending_limit(plan.parallelism, job.task_records)))
             source = pendings[-1]
         return stages, pendings[:-1]
@@ -142,11 +147,21 @@ class Engine:
             while self._way_is_free(number) and (runs := self.stages[number].take()) is not None:
                 self._pass_on(number, runs)
                 worked = True
+        self._set_pace()
         for stage in self.stages:
             worked |= stage.dispatch()
         if worked:
             self.metrics.seconds["engine"] += time.perf_counter() - began
         return worked
+
+    def _set_pace(self) -> None:
+        """Sizes tasks by what the records cost so far, unless the user said how large they are."""
+        if not self.job.adaptive:
+            return
+        for stage, pool in zip(self.stages, self.pools, strict=True):
+            if pool.meter.records:
+                most_bytes = self.job.ring_bytes // TASKS_IN_RING
+                stage.task_records = pool.meter.task_records(self.job.task_records, most_bytes)
 
     def _way_is_free(self, number: int) -> bool:
         return number >= len(self.pendings) or self.pendings[number].has_room
@@ -203,7 +218,7 @@ class Engine:
         """Where the time went so far."""
         snapshot = self.metrics.snapshot()
         for pool in self.pools:
-            for name, value in pool.seconds.items():
+            for name, value in pool.meter.seconds.items():
                 snapshot["seconds"][name] = snapshot["seconds"].get(name, 0.0) + value
         return snapshot
 

@@ -54,7 +54,7 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
     parallelism: int | dict[str, int] | Literal["auto"] = "auto"
     """Workers of each stage; a dict gives operators their own number, which starts a stage of its own."""
     task_records: int | None = None
-    """Records handed to a worker at a time. Unset: chosen from the chunk size."""
+    """Records handed to a worker at a time. Unset: as many as are some milliseconds of work, at most 512."""
     prefetch_batches: int = 2
     """Finished batches kept ready per lane."""
     ring_bytes: int = 4 << 20

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 import zephon as zp
-from zephon.checkpoint.schema import write_counts
 from tests.laws.harness import Recorder, State, plain
+from zephon.checkpoint.schema import write_counts
 from zephon.testing.recipes import Add, Keep, Words
 from zephon.work.static_mixture import StaticMixture
 

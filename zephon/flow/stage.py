@@ -48,7 +48,7 @@ class Stage:
 
     def __init__(self, source: Input, pool: Pool, chain: Chain, task_records: int) -> None:
         self._input, self._pool, self._chain = source, pool, chain
-        self._task_records = task_records
+        self.task_records = task_records
         self._tasks: deque[Task] = deque()
         self._seq = 0
         self._joiners: dict[int, Joiner] = {}
@@ -62,7 +62,7 @@ class Stage:
     def dispatch(self) -> bool:
         """Hands out tasks while there are records and room; returns whether there was one."""
         worked = False
-        while self._pool.has_room() and (slices := self._input.deal(self._task_records)):
+        while self._pool.has_room() and (slices := self._input.deal(self.task_records)):
             task = Task(self._seq, slices)
             self._seq += 1
             self._tasks.append(task)

@@ -180,7 +180,7 @@ def _restart(plan: Plan, source: WorkSource) -> list[str]:
 
 def _memory(plan: Plan, topology: Topology, source: WorkSource, options: Options) -> list[str]:
     prefetch = options.execution.prefetch_batches
-    records = task_records(plan, len(topology.lanes), options.execution.task_records)
+    records = task_records(options.execution.task_records)
     pointers, size = lane_limit(plan, records), plan.batch.size
     workers = sum(stage.parallelism for stage in plan.stages)
     children = math.prod(most_children(operator) for stage in plan.stages for operator in stage.operators)
@@ -273,10 +273,10 @@ def _topology(topology: Topology, options: Options) -> list[str]:
 def _execution(plan: Plan, topology: Topology, options: Options) -> list[str]:
     wanted = options.execution
     workers = ", ".join(str(stage.parallelism) for stage in plan.stages)
-    records = task_records(plan, len(topology.lanes), wanted.task_records)
+    records = task_records(wanted.task_records)
     resolved = {"parallelism": "" if isinstance(wanted.parallelism, int) else f"= {workers} workers by stage"}
     if wanted.task_records is None:
-        resolved["task_records"] = f"= {records} records"
+        resolved["task_records"] = f"= some milliseconds of work, at most {records} records"
     return _marked(wanted, resolved)
 
 

@@ -12,11 +12,12 @@ from zephon.plan.graph import Plan
 TASKS_PER_WORKER = 8  # that a worker may have unfinished: a slow task then stops the others only after 8 of theirs
 
 
-def task_records(plan: Plan, num_lanes: int, wanted: int | None = None) -> int:
-    """Records handed to a worker at a time: as wanted, else about a cycle of batches, enough to hide a hand-over."""
-    if wanted is not None:
-        return wanted
-    return 128 if plan.regroups else min(256, max(16, plan.batch.size * num_lanes))
+MOST_TASK_RECORDS = 512
+
+
+def task_records(wanted: int | None = None) -> int:
+    """Records handed to a worker at a time, at most: as wanted, else as many as are some milliseconds of work."""
+    return MOST_TASK_RECORDS if wanted is None else wanted
 
 
 def lane_limit(plan: Plan, records: int) -> int:

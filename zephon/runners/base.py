@@ -8,12 +8,37 @@ from typing import Protocol
 from zephon.flow.stage import Pool
 from zephon.runners.execute import StageWork
 
+TASK_S = 0.004  # of work in a task: a hand-over costs some 25 us, and a longer one only delays the first batch
+
+
+class Meter:
+    """The work of the results taken so far: seconds by name, records, and the bytes that they came as."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.records = 0
+        self.bytes = 0
+
+    def add(self, seconds: dict[str, float], num_records: int, num_bytes: int = 0) -> None:
+        """Adds a result."""
+        for name, value in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + value
+        self.records += num_records
+        self.bytes += num_bytes
+
+    def task_records(self, most: int, most_bytes: int) -> int:
+        """Records that are `TASK_S` of work, and at most `most_bytes` as a result."""
+        if not self.records:
+            return most
+        each = max(sum(self.seconds.values()) / self.records, 1e-9)
+        fit = most_bytes * self.records // self.bytes if self.bytes else most
+        return max(1, min(most, fit, int(TASK_S / each)))
+
 
 class RunnerPool(Pool, Protocol):
     """A pool that an engine can also measure and end."""
 
-    seconds: dict[str, float]
-    """Seconds of work by name, of the results taken so far."""
+    meter: Meter
 
     def close(self, timeout_s: float) -> None:
         """Ends the workers. Results not taken are lost; nothing may be submitted any more."""

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from zephon.flow.task import Out, Task
+from zephon.runners.base import Meter
 from zephon.runners.execute import StageWork
 
 INTERRUPTS = True  # on the main thread a Ctrl-C cannot be told from a KeyboardInterrupt that user code raises
@@ -17,7 +18,7 @@ class InlinePool:
     def __init__(self, work: StageWork, workers: int, notify: Callable[[], None]) -> None:
         self._work = work
         self._tasks: deque[Task] = deque()
-        self.seconds: dict[str, float] = {}
+        self.meter = Meter()
         work.setup()
 
     def has_room(self) -> bool:
@@ -29,9 +30,9 @@ class InlinePool:
     def take(self) -> list[Out] | None:
         if not self._tasks:
             return None
-        outs, seconds = self._work.run(self._tasks.popleft())
-        for name, value in seconds.items():
-            self.seconds[name] = self.seconds.get(name, 0.0) + value
+        task = self._tasks.popleft()
+        outs, seconds = self._work.run(task)
+        self.meter.add(seconds, task.num_records)
         return outs
 
     def close(self, timeout_s: float) -> None:

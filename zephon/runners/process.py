@@ -24,6 +24,7 @@ from zephon.ipc.ring import Ring, ring_bytes
 from zephon.ipc.wake import Wake
 from zephon.plan.limits import TASKS_PER_WORKER
 from zephon.record import Pointers, Record
+from zephon.runners.base import Meter
 from zephon.runners.execute import StageWork
 from zephon.runners.wire import read_report, write_task
 
@@ -175,7 +176,7 @@ class ProcessPool:
         self._jobs: deque[_Job] = deque()
         self._limit = len(wirings) * TASKS_PER_WORKER
         self._failed_starts = 0
-        self.seconds: dict[str, float] = {}
+        self.meter = Meter()
         self.deaths = 0
 
     def has_room(self) -> bool:
@@ -215,8 +216,7 @@ class ProcessPool:
             return True
         piece = worker.assigned.popleft()
         piece.outs, seconds = result
-        for name, value in seconds.items():
-            self.seconds[name] = self.seconds.get(name, 0.0) + value
+        self.meter.add(seconds, piece.num_records, len(message))
         return True
 
     def died(self, index: int, status: int) -> None:

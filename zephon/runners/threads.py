@@ -11,6 +11,7 @@ from collections.abc import Callable
 from zephon.errors import WorkerError, describe
 from zephon.flow.task import Out, Task
 from zephon.plan.limits import TASKS_PER_WORKER
+from zephon.runners.base import Meter
 from zephon.runners.execute import StageWork
 
 INTERRUPTS = False  # a KeyboardInterrupt in a worker thread is always the user's own
@@ -37,7 +38,7 @@ class ThreadPool:
         self._jobs: deque[_Job] = deque()
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._limit = workers * TASKS_PER_WORKER
-        self.seconds: dict[str, float] = {}
+        self.meter = Meter()
         work.setup()
         self._threads: list[threading.Thread] = []
         try:
@@ -72,8 +73,7 @@ class ThreadPool:
         job = self._jobs.popleft()
         if job.error is not None:
             raise WorkerError(f"a worker thread failed on task {job.task.seq}: {describe(job.error)}") from job.error
-        for name, value in job.seconds.items():
-            self.seconds[name] = self.seconds.get(name, 0.0) + value
+        self.meter.add(job.seconds, job.task.num_records)
         return job.outs
 
     def close(self, timeout_s: float) -> None:

@@ -17,6 +17,7 @@ from zephon.engine import Engine, Job, TailItem
 from zephon.errors import InternalError
 from zephon.flow.task import Out, Task
 from zephon.runners import inline
+from zephon.runners.base import Meter
 from zephon.runners.execute import StageWork
 
 Order = Literal["random", "first", "last"]
@@ -40,7 +41,7 @@ class VirtualPool:
         self._work, self._room, self._notify = work, room, notify
         self._tasks: deque[_Submitted] = deque()
         self.unfinished: list[_Submitted] = []
-        self.seconds: dict[str, float] = {}
+        self.meter = Meter()
         work.setup()
 
     def has_room(self) -> bool:
