@@ -50,7 +50,7 @@ test-long: $(READY)
 	@HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q $(ARGS)
 
 bench: $(READY)
-	@$(BIN)/python bench/curriculum.py $(ARGS)
+	@$(BIN)/zephon bench $(or $(ARGS),w1)
 
 lint: $(READY)
 	@$(BIN)/ruff check .

@@ -101,7 +101,7 @@ class ProcessDriver:
         """(message, descriptors); an empty one when the connection is over."""
         with contextlib.suppress(OSError):  # closed by another thread
             for _ in range(2):
-                with contextlib.suppress(ConnectionResetError):  # it died with our words unread; its last ones come next
+                with contextlib.suppress(ConnectionResetError):  # it died with our words unread; its own come next
                     return socket.recv_fds(self._socket, MOST_MESSAGE_BYTES, engine_process.MOST_DESCRIPTORS)[:2]
         return b"", []
 

@@ -24,7 +24,8 @@ def find_identity() -> Identity | None:
         raise ConfigError(f"only one of RANK={rank} and WORLD_SIZE={size} is in the environment; set both or neither")
     if not (size.isdecimal() and rank.isdecimal() and int(rank) < int(size)):
         raise ConfigError(
-            f"RANK={rank!r} and WORLD_SIZE={size!r} in the environment: whole numbers, 0 <= rank < world_size, are wanted"
+            f"RANK={rank!r} and WORLD_SIZE={size!r} in the environment: "
+            "whole numbers, 0 <= rank < world_size, are wanted"
         )
     return Identity(int(size), int(rank), "the environment (RANK, WORLD_SIZE)")
 

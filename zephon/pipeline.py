@@ -9,7 +9,6 @@ from typing import Any, Self
 from zephon.batch import Batch
 from zephon.checkpoint.schema import read_state
 from zephon.errors import ConfigError
-from zephon.io.tokenizer_file import load_tokenizer
 from zephon.ops.accumulator import Accumulator
 from zephon.ops.base import MAX_CHILDREN, Node
 from zephon.ops.batch import Batch as BatchNode
@@ -21,7 +20,6 @@ from zephon.ops.pack import Pack
 from zephon.ops.shuffle import Shuffle
 from zephon.ops.tokenize import Tokenize
 from zephon.options import Options
-from zephon.plan.explain import explain
 from zephon.plan.fingerprint import node_fields
 from zephon.plan.graph import unique_name
 from zephon.session import BatchIterator, Definition, Session
@@ -116,6 +114,8 @@ class Pipeline:
         settings: max_length, overflow ("split" or "truncate"), add_bos, add_eos, bos_token, eos_token, name, on_error.
         The file is read now; the pipeline then carries it, and its content is in the fingerprint.
         """
+        from zephon.io.tokenizer_file import load_tokenizer
+
         definition = tokenizer if callable(tokenizer) else load_tokenizer(tokenizer)
         return self._add(_construct(Tokenize, definition, field, **settings))
 
@@ -185,6 +185,8 @@ class Pipeline:
 
     def explain(self) -> str:
         """The stages, lanes, memory and settings of this pipeline, in words."""
+        from zephon.plan.explain import explain
+
         resolved, definition = self._session.resolved, self._definition
         return explain(resolved.plan, resolved.topology, resolved.source, definition.options)
 

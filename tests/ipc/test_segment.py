@@ -1,20 +1,19 @@
-"""Segments: reserved at once, without a lasting name, and with what to do where there is no room."""
+"""Segments: reserved at once, without a name, and what happens where there is no room."""
 
 from __future__ import annotations
 
 import errno
 import mmap
 import os
-import subprocess
-import sys
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
-import posix_ipc
 import pytest
 
 from zephon.errors import ConfigError
 from zephon.ipc import segment
-from zephon.ipc.segment import Segment, reap, start_time
+from zephon.ipc.segment import Segment
 
 SHM = Path("/dev/shm")
 
@@ -70,99 +69,75 @@ def test_the_descriptor_is_inherited_only_where_asked() -> None:
     made.close()
 
 
-@pytest.mark.parametrize("problem", ["full", "read-only", "no posix_ipc"])
-def test_a_memfd_where_dev_shm_cannot_serve(problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise OSError(errno.EROFS, "read-only file system")
+def no_room(calls: int) -> Callable[[int, int, int], None]:
+    """A posix_fallocate that fails so many times."""
+    real, left = os.posix_fallocate, [calls]
 
+    def reserve(fd: int, start: int, size: int) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.ENOSPC, "no space left")
+        real(fd, start, size)
+
+    return reserve
+
+
+def refuse(*args: object, **kwargs: object) -> int:
+    raise OSError(errno.EROFS, "read-only file system")
+
+
+@pytest.mark.parametrize("problem", ["full", "missing", "read-only"])
+def test_a_memfd_where_dev_shm_cannot_serve(problem: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if problem == "full":
-        calls: list[int] = []
-        real = os.posix_fallocate
-
-        def full_once(fd: int, start: int, size: int) -> None:
-            calls.append(fd)
-            if len(calls) == 1:
-                raise OSError(errno.ENOSPC, "no space left")
-            real(fd, start, size)
-
-        monkeypatch.setattr(os, "posix_fallocate", full_once)
-    elif problem == "read-only":
-        monkeypatch.setattr(posix_ipc, "SharedMemory", refuse)
+        monkeypatch.setattr(os, "posix_fallocate", no_room(1))
+    elif problem == "missing":
+        monkeypatch.setattr(segment, "_SHM", str(tmp_path / "missing"))
     else:
-        monkeypatch.setitem(sys.modules, "posix_ipc", None)
-    before, names = open_descriptors(), set(os.listdir(SHM))
+        monkeypatch.setattr(segment, "_unnamed", refuse)
+    before = open_descriptors()
     made = Segment.create(8192)
     assert "memfd" in os.readlink(f"/proc/self/fd/{made.fd}")
     assert made.map[:] == bytes(8192)
     made.close()
     assert open_descriptors() == before
-    assert set(os.listdir(SHM)) == names
 
 
 def test_no_room_anywhere_is_one_sized_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(fd: int, start: int, size: int) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    before, names = open_descriptors(), set(os.listdir(SHM))
+    monkeypatch.setattr(os, "posix_fallocate", no_room(2))
+    before = open_descriptors()
     with pytest.raises(ConfigError, match=r"no room for 12 MiB .* ring_bytes or parallelism"):
         Segment.create(12 << 20)
     assert open_descriptors() == before
-    assert set(os.listdir(SHM)) == names
 
 
-def test_a_name_that_someone_else_removed_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another container with the same /dev/shm cannot see that the owner lives."""
-    real = posix_ipc.SharedMemory
-
-    def made_and_reaped(name: str, *args: object, **kwargs: object) -> object:
-        memory = real(name, *args, **kwargs)
-        posix_ipc.unlink_shared_memory(name)
-        return memory
-
-    monkeypatch.setattr(posix_ipc, "SharedMemory", made_and_reaped)
-    made = Segment.create(4096)
-    made.map[0] = 1
-    made.close()
-
-
-def test_start_time_names_a_process_for_good() -> None:
-    assert start_time(os.getpid()) == start_time(os.getpid()) > 0
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    assert start_time(dead.pid) == 0
+@pytest.mark.parametrize(
+    ("limit", "fits"), [("max", True), (str(300 << 20), True), (str(111 << 20), False), (str(1 << 20), False)]
+)
+def test_a_memory_limit_is_checked_before_anything_is_reserved(
+    limit: str, fits: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What can be given back (the page cache) does not count: 100 MiB are in use."""
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.stat").write_text(f"anon {60 << 20}\nfile {900 << 20}\nshmem {40 << 20}\n")
+    monkeypatch.setattr(segment, "_CGROUP", tmp_path)
+    if fits:
+        Segment.create(12 << 20).close()
+    else:
+        left = max(0, int(limit) - (100 << 20)) >> 20
+        with pytest.raises(ConfigError, match=f"no room for 12 MiB .* limit leaves {left} MiB"):
+            Segment.create(12 << 20)
 
 
-@pytest.fixture
-def names() -> list[Path]:
-    """Names in /dev/shm that the test makes."""
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    mine = f"{os.getpid()}-{start_time(os.getpid())}"
-    return [
-        SHM / f"zephon-{dead.pid}-12345-abcd",  # its owner is gone
-        SHM / f"zephon-{os.getpid()}-1-abcd",  # its owner's number belongs to another process now
-        SHM / f"zephon-{mine}-abcd",  # its owner lives
-        SHM / f"zephon-{os.getpid()}-abc-def",  # not ours: no start time
-        SHM / f"zephon-cache-of-{os.getpid()}",
-        SHM / f"zephon-{os.getpid()}",
-        SHM / f"other-{dead.pid}-1-abcd",
-    ]
-
-
-def test_reap_removes_what_the_dead_left_and_nothing_else(names: list[Path]) -> None:
-    for path in names:
-        path.touch()
+def test_a_process_killed_at_any_moment_leaves_no_name() -> None:
+    """There is never a name, not even for a moment."""
+    names = set(os.listdir(SHM))
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            Segment.create(1 << 20).close()
     try:
-        removed = reap()
-        assert {names[0].name, names[1].name} <= set(removed)
-        assert [path.exists() for path in names] == [False, False, True, True, True, True, True]
-        assert not set(reap()) & {path.name for path in names}
+        for _ in range(200):
+            assert not [name for name in set(os.listdir(SHM)) - names if name.startswith("zephon")]
     finally:
-        for path in names:
-            path.unlink(missing_ok=True)
-
-
-def test_reap_without_dev_shm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(segment, "_SHM", tmp_path / "missing")
-    assert reap() == []
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

@@ -157,6 +157,6 @@ class LaneBatcher:
         culprits = ", ".join(f"'{reason}' {n:,}" for n, reason in sorted(lost, reverse=True) if n)
         return DataError(
             f"lane {lane} read {self._dry_chunks:,} chunks, two full passes of its data, and not one sample came out "
-            f"of an endless source; dropped by {culprits or 'no counted reason'}; mend the operator, or give the source "
-            "an end"
+            f"of an endless source; dropped by {culprits or 'no counted reason'}; mend the operator, or give the "
+            "source an end"
         )

@@ -1,25 +1,24 @@
-"""Shared memory without a lasting name: made, reserved page by page, unlinked, passed on by inheritance.
+"""Shared memory without a name: reserved page by page, and passed on by inheritance or over a socket.
 
-A segment comes from /dev/shm through posix_ipc. Every page is reserved at once (posix_fallocate), so too little room
-is an error now and not a SIGBUS later. The name lives only between its making and the next line, and says who made
-it (pid and start time), so `reap` can remove what a process that was killed right there has left. Where /dev/shm is
-missing or too small, a memfd takes its place: it counts against the memory limit of the cgroup alone.
+A segment is an unnamed file of /dev/shm (O_TMPFILE), so there is nothing to leave behind, whoever is killed when. Every
+page is reserved at once (posix_fallocate), so too little room is an error now and not a SIGBUS later. Where /dev/shm
+is missing, read-only or too small, a memfd takes its place. Both count against the memory limit of the container,
+where an overrun is no error but a kill: that is checked first.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
-import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 from zephon.errors import ConfigError
 
-_PREFIX = "zephon-"
-_SHM = Path("/dev/shm")
-_WRITE_BITS = 0o600
+_SHM = "/dev/shm"
+_CGROUP = Path("/sys/fs/cgroup")
+_OWNER_ONLY = 0o600
 
 
 class Segment:
@@ -33,9 +32,14 @@ class Segment:
     def create(cls, size: int) -> Segment:
         """A new segment, zeroed. Raises ConfigError where neither /dev/shm nor memory has room for it."""
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        fd = _named(size)
+        room = _room()
+        if room is not None and size > room:
+            raise _too_large(size, f"the container's memory limit leaves {max(0, room) / 2**20:,.0f} MiB")
+        fd = _reserved(_unnamed, size)
         if fd is None:
-            fd = _memfd(size)
+            fd = _reserved(_memfd, size)
+        if fd is None:
+            raise _too_large(size, "neither /dev/shm nor memory has it")
         return cls(fd, size)
 
     def close(self) -> None:
@@ -46,60 +50,40 @@ class Segment:
             os.close(self.fd)
 
 
-def _named(size: int) -> int | None:
-    """A reserved and unlinked segment of /dev/shm, or None where there is no room or no /dev/shm."""
+def _unnamed() -> int:
+    return os.open(_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, _OWNER_ONLY)
+
+
+def _memfd() -> int:
+    return os.memfd_create("zephon", os.MFD_CLOEXEC)
+
+
+def _reserved(make: Callable[[], int], size: int) -> int | None:
+    """A descriptor with `size` bytes behind it; None where they cannot be had this way."""
     try:
-        import posix_ipc
-    except ImportError:
-        return None
-    name = f"/{_PREFIX}{os.getpid()}-{start_time(os.getpid())}-{secrets.token_hex(4)}"
-    try:
-        memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=_WRITE_BITS, size=0)
-    except (OSError, posix_ipc.Error, ValueError):
-        return None
-    try:
-        os.posix_fallocate(memory.fd, 0, size)
+        fd = make()
     except OSError:
-        os.close(memory.fd)
         return None
-    finally:
-        with contextlib.suppress(posix_ipc.ExistentialError):  # a container that cannot see this process reaped it
-            posix_ipc.unlink_shared_memory(name)
-    return int(memory.fd)
-
-
-def _memfd(size: int) -> int:
-    fd = os.memfd_create("zephon", os.MFD_CLOEXEC)
     try:
         os.posix_fallocate(fd, 0, size)
-    except OSError as error:
+    except OSError:
         os.close(fd)
-        reason = "out of memory" if error.errno in (errno.ENOSPC, errno.ENOMEM) else str(error)
-        raise ConfigError(
-            f"no room for {size / 2**20:,.0f} MiB of shared memory, neither in /dev/shm nor in memory ({reason}); "
-            "lower ring_bytes or parallelism, or give the container more memory"
-        ) from error
+        return None
     return fd
 
 
-def start_time(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 where it does not exist. (pid, start) names it for good."""
+def _room() -> int | None:
+    """Bytes that the container's memory limit leaves (cgroup v2); None where there is no limit to be seen."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    return int(text.rpartition(")")[2].split()[19])
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        return limit - int(used["anon"]) - int(used["shmem"])
+    except (OSError, ValueError, KeyError):  # no such file, or "max"
+        return None
 
 
-def reap() -> list[str]:
-    """Removes names that killed processes left in /dev/shm; returns them. Names of live owners are never touched."""
-    removed = []
-    for path in _SHM.glob(f"{_PREFIX}*") if _SHM.is_dir() else ():
-        fields = path.name[len(_PREFIX) :].split("-")
-        if len(fields) != 3 or not all(field.isdecimal() for field in fields[:2]):
-            continue  # not one of ours
-        if start_time(int(fields[0])) != int(fields[1]):
-            with contextlib.suppress(OSError):
-                path.unlink()
-                removed.append(path.name)
-    return removed
+def _too_large(size: int, why: str) -> ConfigError:
+    return ConfigError(
+        f"no room for {size / 2**20:,.0f} MiB of shared memory: {why}; lower ring_bytes or parallelism, or give the "
+        "container more memory"
+    )

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from zephon.errors import ConfigError, WorkerError, describe
 from zephon.ipc.codec import dump_by_value
-from zephon.ipc.segment import reap
 from zephon.runners.execute import StageWork
 from zephon.runners.launcher import Orders
 
@@ -32,7 +31,6 @@ class Launcher:
 
     def __init__(self, orders: Orders) -> None:
         raw = _pickled(orders)
-        reap()
         self._control, control = socket.socketpair()
         self.engine, engine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = [*(entry for entry in sys.path if isinstance(entry, str)), str(Path(__file__).parents[2])]
