@@ -38,7 +38,7 @@ from zephon.work.source import WorkSource
 
 LEAST_DRY_POINTERS = 32_768
 STOP_TIMEOUT_S = 1.0
-FIRST_TASK_RECORDS = 32  # before it is known what a record costs
+FIRST_TASK_RECORDS = 8  # before it is known what a record costs
 TASKS_IN_RING = 4  # results that a worker's ring should have room for
 
 
