@@ -91,7 +91,8 @@ def _command(pid: int) -> str:
 
 
 def _shared_names() -> set[str]:
-    return set(os.listdir(SHARED)) if SHARED.is_dir() else set()
+    """Zephon's own names. Others (a semaphore of multiprocessing) do not say whose they are, and may be a neighbour's."""
+    return {name for name in os.listdir(SHARED) if name.startswith("zephon-")} if SHARED.is_dir() else set()
 
 
 def _is_of_another_job(name: str) -> bool:

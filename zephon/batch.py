@@ -74,6 +74,11 @@ class Batch(Mapping[str, Any]):
             return []
         return [[(*locate(dataset, row), path) for dataset, row, _, path in made] for made in self._find_origins()]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A batch can be sent to another process: with all its fields and origins, without its place."""
+        shape = (self.lane_id, self.step, self.pass_index, self.num_samples)
+        return _rebuild, (dict(self), shape, self.origins)
+
     def digest(self) -> str:
         """SHA-256 (hex) over field names, dtypes, shapes and bytes; of lists, over their canonical encoding."""
         total = hashlib.sha256()
@@ -102,6 +107,16 @@ class Batch(Mapping[str, Any]):
         batch = Batch(fields, *shape, self._find_origins, self._locate)
         batch._progress = self._progress
         return batch
+
+
+def _rebuild(fields: dict[str, Any], shape: tuple[int, int, int, int], origins: list[list[Any]]) -> Batch:
+    """The batch of `Batch.__reduce__`; its origins are looked up already."""
+    places = {(s, i): origin[:3] for s, sample in enumerate(origins) for i, origin in enumerate(sample)}
+
+    def found() -> list[tuple[Origin, ...]]:
+        return [tuple((s, i, 0, origin[3]) for i, origin in enumerate(sample)) for s, sample in enumerate(origins)]
+
+    return Batch(fields, *shape, found, lambda s, i: places[s, i])
 
 
 def _dtype_text(dtype: np.dtype[Any]) -> Any:

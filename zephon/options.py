@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -106,10 +106,30 @@ _LEAST = {
 }
 
 
+# What other loaders call these.
+_KNOWN_ELSEWHERE = {
+    "workers": "parallelism",
+    "num_workers": "parallelism",
+    "num_threads": "parallelism",
+    "prefetch": "prefetch_batches",
+    "prefetch_factor": "prefetch_batches",
+    "num_canonical_nodes": "canonical_replicas",
+    "rank": "global_rank",
+}
+
+
 def _unknown(name: str) -> ConfigError:
-    near = difflib.get_close_matches(name, _GROUP_OF, n=1, cutoff=0.5)
+    near = [_KNOWN_ELSEWHERE[name]] if name in _KNOWN_ELSEWHERE else []
+    near = near or difflib.get_close_matches(name, _GROUP_OF, n=1, cutoff=0.5)
     remedy = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(sorted(_GROUP_OF))}"
     return ConfigError(f"unknown option {name!r}; {remedy}")
+
+
+def _names(kind: Any) -> list[str]:
+    """The words that a type allows."""
+    if get_origin(kind) is Literal:
+        return [word for word in get_args(kind) if isinstance(word, str)]
+    return [word for part in get_args(kind) if get_origin(kind) is not dict for word in _names(part)]
 
 
 def _checked(group: str, name: str, value: Any) -> Any:
@@ -120,7 +140,8 @@ def _checked(group: str, name: str, value: Any) -> Any:
     try:
         value = msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"option {name}={value!r}: {error}") from None
+        allowed = f"; allowed: {', '.join(map(repr, _names(kind)))}" if _names(kind) else ""
+        raise ConfigError(f"option {name}={value!r}: {error}{allowed}") from None
     least = _LEAST.get(name)
     numbers = value.values() if isinstance(value, dict) else [value]
     for number in numbers:

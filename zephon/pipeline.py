@@ -63,12 +63,17 @@ class Pipeline:
         node.name = unique_name(node, [other.name or "" for other in nodes])
         return self._derive(nodes=(*nodes, node), steps={**self._definition.steps, node.name: node_fields(node)})
 
-    def apply(self, node: Node) -> Self:
-        """Adds an operator or accumulator of your own, an instance of a subclass of Operator or Accumulator."""
+    def apply(self, node: Node, *, name: str | None = None) -> Self:
+        """Adds an operator or accumulator of your own, an instance of a subclass of Operator or Accumulator.
+
+        `name`: what it is called in counts, states and messages; else the instance's own `name`, else "apply".
+        """
         if not isinstance(node, Node):
             raise ConfigError(f"apply({type(node).__name__}): an Operator or an Accumulator is wanted")
         # One instance may be added twice; an accumulator's state must then be each step's own.
-        return self._add(copy.deepcopy(node) if isinstance(node, Accumulator) else copy.copy(node))
+        own = copy.deepcopy(node) if isinstance(node, Accumulator) else copy.copy(node)
+        own.name = name or own.name
+        return self._add(own)
 
     def filter(
         self, fn: Callable[..., Any], *, name: str | None = None, version: str | None = None, on_error: str = "raise"
@@ -117,7 +122,11 @@ class Pipeline:
         from zephon.io.tokenizer_file import load_tokenizer
 
         definition = tokenizer if callable(tokenizer) else load_tokenizer(tokenizer)
-        return self._add(_construct(Tokenize, definition, field, **settings))
+        try:
+            return self._add(_construct(Tokenize, definition, field, **settings))
+        except ConfigError as error:
+            at = "" if callable(tokenizer) else f" (tokenizer {tokenizer!r})"
+            raise ConfigError(f"{error}{at}") from error.__cause__
 
     def shuffle(self, buffer_size: int, *, name: str | None = None) -> Self:
         """Shuffles each lane through a buffer of `buffer_size` records, within a window."""
@@ -139,7 +148,10 @@ class Pipeline:
         return self._derive(options=self._definition.options.replace(settings))
 
     def take(self, n: int) -> Self:
-        """A pipeline whose iterator ends after `n` batches of this group. Not part of the definition."""
+        """A pipeline whose iterator ends after `n` batches of this group. Not part of the definition.
+
+        It is a pipeline of its own: ask *it* for the state, the counts and the metrics; this one does not move.
+        """
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:
             raise ConfigError(f"take({n!r}): a whole number of at least 0 is wanted")
         return self._derive(limit=n)

@@ -73,7 +73,7 @@ def test_a_format_of_the_users_own(tmp_path: Path) -> None:
     assert type(thirteen) is DataError
     assert str(thirteen) == (
         "dataset 'counted', shard a.num, line 14 (row 13): thirteen; mend the line, list it in "
-        "exclude=[('a.num', 13)], or set on_error='skip'"
+        "exclude=[('a.num', 13)], or skip such rows with Dataset.from_path(..., on_error='skip')"
     )
     assert type(broken) is ShardError
     assert "shard broken.num, row 1: its format failed with RuntimeError: out of numbers" in str(broken)

@@ -136,6 +136,8 @@ def _component(handle: Handle) -> int:
 def _ref(accumulator: Accumulator, group: object) -> Ref:
     """What one accumulator emitted, as the next one takes it."""
     if accumulator.preserves:
-        return group  # type: ignore[return-value]
+        if not (isinstance(group, tuple) and len(group) == 3 and isinstance(group[0], (tuple, Group))):
+            raise TypeError("it has preserves = True, so it must emit the refs that it was given, not groups of parts")
+        return group
     parts: list[tuple[Handle, int, int]] = group  # type: ignore[assignment]
     return Group(accumulator, parts), accumulator.group_length(parts), _component(parts[0][0])

@@ -214,7 +214,7 @@ class Dataset:
         error = DataError(
             f"dataset '{self._name}', shard {shard.name}, {where}: {problem.what}; mend the "
             f"{'row' if problem.line is None else 'line'}, list it in exclude=[({shard.name!r}, {row})], "
-            "or set on_error='skip'"
+            "or skip such rows with Dataset.from_path(..., on_error='skip')"
         )
         error.__cause__ = problem.__cause__
         return error

@@ -59,6 +59,7 @@ class Tokenize(Operator):
         self.max_children = check_count("max_children", max_children, self.method)
         self.name, self.on_error = name, check_on_error(on_error, self.method)
         self._encoder: Any = None
+        self.setup()  # a definition that cannot be read is an error now, not in a worker
         self.bos = self._special(bos_token, "bos", _BOS_NAMES) if add_bos else None
         self.eos = self._special(eos_token, "eos", _EOS_NAMES) if add_eos else None
         specials = (self.bos is not None) + (self.eos is not None)
@@ -90,7 +91,6 @@ class Tokenize(Operator):
             return given
         if not isinstance(self.tokenizer, TokenizerText):
             raise ConfigError(f"tokenize(add_{kind}=True) with a callable: give {kind}_token as an id")
-        self.setup()
         named = given or getattr(self.tokenizer, f"{kind}_token")
         for token in (named,) if named else usual:
             number = self._encoder.token_to_id(token)

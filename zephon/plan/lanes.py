@@ -61,6 +61,12 @@ def resolve_topology(
         )
     topology = Topology(num_lanes, num_groups, group, options.mapping_strategy, world_size, rank)
     notices = []
+    alone = identity is None and options.world_size is None and options.global_rank is None
+    if alone and num_groups > 1 and options.dp_group_id is None:
+        notices.append(
+            f"dp_degree={num_groups} without dp_group_id, and no launcher says who this process is: it is taken for "
+            "group 0; give dp_group_id, or every process gets the same lanes"
+        )
     if num_lanes % num_groups:
         most = [g for g in range(num_groups) if len(topology.lanes_of(g)) > num_lanes // num_groups]
         notices.append(
