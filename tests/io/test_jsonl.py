@@ -46,7 +46,8 @@ def test_a1_one_bad_row_is_named_and_the_others_are_read(a1: Path) -> None:
     assert type(got[5]) is DataError
     assert str(got[5]) == (
         "dataset 'web', shard win.jsonl, line 7 (row 5): invalid JSON: Expecting value at column 16; "
-        "mend the line, list it in exclude=[('win.jsonl', 5)], or skip such rows with Dataset.from_path(..., on_error='skip')"
+        "mend the line, list it in exclude=[('win.jsonl', 5)], or skip such rows with "
+        "Dataset.from_path(..., on_error='skip')"
     )
     assert isinstance(got[5].__cause__, json.JSONDecodeError)
 
