@@ -67,6 +67,7 @@ class ThreadDriver:
         self._pid = os.getpid()
         self.engine = Engine(job, make_pool, threads.INTERRUPTS, self._wake.set)
         self.tail, self.read_metrics = self.engine.tail, self.engine.read_metrics
+        self.tail.on_first = self._announce
         self._thread = threading.Thread(target=self._serve, name="zephon-engine", daemon=True)
         try:
             self._thread.start()
@@ -79,15 +80,16 @@ class ThreadDriver:
         try:
             while not self._closed:
                 self._wake.clear()
-                moved = self.engine.pump()
-                with self._ready:
-                    self._ready.notify_all()
-                if not moved:
+                if not self.engine.pump():
                     self._wake.wait()
         except BaseException as error:
             with self._ready:
                 self._error = error
                 self._ready.notify_all()
+
+    def _announce(self) -> None:
+        with self._ready:
+            self._ready.notify_all()
 
     def wait(self) -> None:
         if os.getpid() != self._pid:

@@ -325,10 +325,11 @@ class _Walk:
             self._part(f"{instruction.opcode} {'' if loads_constant else instruction.arg}")
             if not loads_constant:
                 continue
-            if isinstance(instruction.argval, types.CodeType):
-                self._code(instruction.argval, names, home)
+            constant = code.co_consts[instruction.arg or 0]  # `argval` does not know the names of keyword arguments
+            if isinstance(constant, types.CodeType):
+                self._code(constant, names, home)
             else:
-                self.value(instruction.argval, home)
+                self.value(constant, home)
         for name in _global_names(instructions):
             if name in names:  # else a builtin, or not bound yet: its name is among co_names
                 self._part("global", name)

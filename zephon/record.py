@@ -174,5 +174,6 @@ def first_origin(handle: Handle) -> Origin:
 def start_of(handle: Handle) -> int:
     """Where in its first origin a record begins, in measured units."""
     if isinstance(handle, Group):
-        return handle.parts[0][1]
+        first, start, _ = handle.parts[0]
+        return start or start_of(first)
     return handle[0].lineage.start(handle[1])

@@ -101,8 +101,7 @@ class Session:
         if state is not None and state.seed != source.seed:
             log.warning("the seed %d comes from the state, not %d from the source", state.seed, source.seed)
             source = source.with_seed(state.seed)
-        names = [dataset.name for dataset in source.datasets]
-        plan = make_plan(definition.nodes, options, names, available_cpus())
+        plan = make_plan(definition.nodes, options, _losses(source), available_cpus())
         resolved = Resolved(source, plan, topology, fingerprint(source, definition.steps, plan))
         if state is not None:
             for notice in check_definition(state, resolved.fingerprint, self.allow):
@@ -134,7 +133,8 @@ class Session:
         states = self._fitted(self.loaded) if self.loaded is not None else self.start
         for place in states.values():
             turns.setdefault(place.pass_index, []).append(place.turns)
-        return {number: (min(done), max(done)) for number, done in turns.items()}
+        first = min(turns, default=0)  # lanes that are still there begin later passes with no turn
+        return {n: (min(done) if n == first else 0, max(done)) for n, done in turns.items()}
 
     def first_target(self, pass_index: int) -> tuple[int, bool]:
         """(the turns that every lane has behind the first global step of `steps()`, whether that step is short).
@@ -234,6 +234,17 @@ class Session:
                 for lane, place in self.current.items()
             },
         }
+
+
+def _losses(source: WorkSource) -> list[str]:
+    """The reasons for which rows of the datasets may be left out."""
+    losses = []
+    for dataset in source.datasets:
+        if len(getattr(dataset, "excluded_rows", ())):
+            losses.append(f"{dataset.name}.excluded")
+        if getattr(dataset, "on_error", "raise") == "skip":
+            losses.append(f"{dataset.name}.error")
+    return losses
 
 
 def _close(driver: Driver, session: Session) -> None:

@@ -4,36 +4,19 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import enum
 import math
 import struct
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import zephon as zp
+from tests.ipc.kinds import Color, Number, Point, Text
 
 Strategy = st.SearchStrategy[Any]
-
-
-class Color(enum.Enum):
-    RED = 1
-
-
-class Point(NamedTuple):
-    x: int
-    y: Any
-
-
-class Text(str):
-    pass
-
-
-class Number(int):
-    pass
 
 
 TEXT = st.text(st.characters(), max_size=6)  # with lone surrogates, nulls and what is outside of the first plane

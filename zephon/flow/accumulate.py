@@ -79,6 +79,8 @@ class Chain:
 
     def _push(self, accumulator: Accumulator, name: str, lane: int, refs: Sequence[Ref]) -> tuple[Emitted, list[Ref]]:
         """One call, or one call a ref where the accumulator asks for that."""
+        if not refs:
+            return Emitted(), []
         if accumulator.batched:
             return self._call(accumulator, name, lane, refs, None)
         whole = Emitted()
@@ -102,7 +104,10 @@ class Chain:
         """
         emitted, out = Emitted(), []
         try:
-            emitted = accumulator.flush(lane) if refs is None else accumulator.push(lane, refs)
+            result = accumulator.flush(lane) if refs is None else accumulator.push(lane, refs)
+            if not isinstance(result, Emitted):
+                raise TypeError(f"it returned {type(result).__name__}, not Emitted")
+            emitted = result
             for group in emitted.groups:  # a loop: inside a generator a StopIteration would become another error
                 out.append(_ref(accumulator, group))  # noqa: PERF401
         except BaseException as error:

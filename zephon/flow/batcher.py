@@ -71,6 +71,8 @@ class LaneBatcher:
             return [Failed(self._dry_error(run.lane))]
         first = min(self._skip, len(run.samples))
         self._skip -= first
+        if first:  # delivered before the restart, but samples all the same
+            self._dry_since, self._dry_from = event_place(run.events[first - 1])[0], self._counter.now
         drops = self._with_last(run, len(run.samples) - first)
         position = self._cut_all(run, first, drops, items)
         self._counter.at(run.through, drops, position)

@@ -8,9 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
+from zephon.errors import ConfigError
 from zephon.flow.task import Mark, Slice
-from zephon.record import Pointers, event_at
+from zephon.record import MAX_CHUNK_SIZE, Pointers, event_at
 from zephon.work.source import WorkSource
+
+
+def check_pointers(pointers: Pointers, num_datasets: int, where: str) -> None:
+    """Raises ConfigError for what a source of the user's own may get wrong, before it loses a row."""
+    problem = None
+    columns = [getattr(pointers, name, None) for name in ("dataset", "row", "epoch")]
+    if not all(isinstance(c, np.ndarray) and c.ndim == 1 and c.dtype.kind in "iu" for c in columns):
+        problem = "dataset, row and epoch must be one-dimensional arrays of whole numbers"
+    elif len({len(column) for column in columns if column is not None}) > 1:
+        problem = "dataset, row and epoch must be of one length"
+    elif len(pointers) > MAX_CHUNK_SIZE:
+        problem = f"a chunk has at most {MAX_CHUNK_SIZE:,} pointers, not {len(pointers):,}"
+    elif len(pointers) and not 0 <= pointers.dataset.min() <= pointers.dataset.max() < num_datasets:
+        problem = f"dataset must be an index below {num_datasets}"
+    if problem:
+        raise ConfigError(f"the source's chunk() at {where}: {problem}")
 
 
 class LaneFeed:
@@ -30,7 +49,9 @@ class LaneFeed:
         self.on_the_way = 0
 
     def _load(self) -> Pointers:
-        return self._source.chunk(self.lane, self._num_lanes, self.pass_index, self._chunk)
+        pointers = self._source.chunk(self.lane, self._num_lanes, self.pass_index, self._chunk)
+        check_pointers(pointers, len(self._source.datasets), f"lane {self.lane}, chunk {self._chunk}")
+        return pointers
 
     def take(self, most: int) -> Slice:
         """The next `most` pointers at most, never beyond a chunk, with the mark that follows them."""

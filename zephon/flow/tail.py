@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -20,11 +21,15 @@ class Tail(Generic[T]):
     def __init__(self, turns: dict[int, int]) -> None:
         self.buffers: dict[int, deque[T]] = {lane: deque() for lane in turns}
         self._order = [(done, lane) for lane, done in turns.items()]
+        self.on_first: Callable[[], None] | None = None
+        """Called when a lane's empty buffer gets its first item: someone may wait for it."""
         heapq.heapify(self._order)
 
     def put(self, lane: int, item: T) -> None:
         """Appends to a lane's buffer."""
         self.buffers[lane].append(item)
+        if self.on_first is not None and len(self.buffers[lane]) == 1:
+            self.on_first()
 
     def waiting(self, lane: int) -> int:
         """Items in a lane's buffer."""

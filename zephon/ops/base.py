@@ -6,6 +6,7 @@ lane-aware; it regroups or reorders records, and decides on (cursor, length, com
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Literal, Protocol
@@ -182,6 +183,21 @@ def own_dict(made: Record, record: Record) -> Record:
     return made if made is record else dict(made)
 
 
+_ATOMS = (int, float, bool, str, bytes, complex, type(None))
+
+
+def _separate(siblings: list[Record]) -> None:
+    """Gives every sibling values of its own: a later change in place of one must not show in another."""
+    seen: set[int] = set()
+    for sibling in siblings:
+        for name, value in sibling.items():
+            if type(value) in _ATOMS:
+                continue
+            if id(value) in seen:
+                sibling[name] = copy.deepcopy(value)
+            seen.add(id(value))
+
+
 def token_ids(value: Any) -> NDArray[Any]:
     """A sequence of token ids as a one-dimensional array of whole numbers. Raises TypeError or OverflowError."""
     ids = np.asarray(value)
@@ -226,6 +242,8 @@ class Children:
             if not isinstance(child, dict):
                 raise TypeError(f"a child is of type {type(child).__name__}; each must be a dict")
             children.append(dict(child))  # siblings never share one dict: a later in-place change stays with its own
+        if len(children) > 1:
+            _separate(children)
         for number, child in enumerate(children):
             self._append(i, child, (number,))
         return len(children)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +32,10 @@ def fingerprint(source: WorkSource, steps: Mapping[str, dict[str, Any]], plan: P
     """
     return {
         "python": python_version(),
-        "source": {name: _bounded(value) for name, value in source.fingerprint().items()},
+        "source": {
+            **{name: _bounded(value) for name, value in source.fingerprint().items()},
+            "datasets": _bounded([dataset.name for dataset in source.datasets]),  # their order breaks ties
+        },
         "datasets": _datasets(source),
         "operators": dict(steps),
         "order": list(steps),
@@ -46,7 +50,7 @@ LONGEST_TABLE = 32_768  # bytes of all datasets; beyond it the table enters by i
 def _datasets(source: WorkSource) -> dict[str, Any]:
     """The datasets by name, field by field; thousands of them together."""
     table = {d.name: {k: _bounded(v) for k, v in d.fingerprint().items()} for d in source.datasets}
-    if len(canonical_bytes(table)) <= LONGEST_TABLE:
+    if len(json.dumps(table)) <= LONGEST_TABLE:
         return table
     return {"all": {"number": len(table), "rows": sum(d.num_rows for d in source.datasets), "hash": _hash(table)}}
 
@@ -62,8 +66,10 @@ def _hash(value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     """A value as JSON can carry it: functions and classes by the hash of their code, the rest by content."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, str)):
         return value
+    if isinstance(value, (int, float)):
+        return value if abs(value) < 2**53 else repr(value)  # NaN too: what every form of a state carries exactly
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)) and len(value) <= 64:
@@ -93,7 +99,7 @@ def differences(was: Fingerprint, now: Fingerprint) -> list[Difference]:
     return [
         Difference(field, before.get(field, ABSENT), after.get(field, ABSENT))
         for field in fields
-        if before.get(field, ABSENT) != after.get(field, ABSENT)
+        if canonical_bytes(before.get(field, ABSENT)) != canonical_bytes(after.get(field, ABSENT))
     ]
 
 

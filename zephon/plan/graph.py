@@ -49,8 +49,11 @@ def unique_name(node: Node, taken: Sequence[str]) -> str:
     return name
 
 
-def make_plan(nodes: Sequence[Node], options: Options, datasets: Sequence[str], workers: int) -> Plan:
-    """The plan of a chain. `workers` is what parallelism="auto" means here. Raises ConfigError."""
+def make_plan(nodes: Sequence[Node], options: Options, losses: Sequence[str], workers: int) -> Plan:
+    """The plan of a chain. Raises ConfigError.
+
+    losses: the reasons for which datasets lose rows. workers: what parallelism="auto" means here.
+    """
     nodes = list(nodes)
     batch = next((node for node in nodes[-1:] if isinstance(node, Batch)), None)
     if batch is not None:
@@ -70,7 +73,7 @@ def make_plan(nodes: Sequence[Node], options: Options, datasets: Sequence[str], 
         )
     if every is None:
         every = DEFAULT_FLUSH_EVERY if regroups else 0
-    return Plan(stages, batch or Batch(1), regroups, every, _reasons(stages, batch, datasets))
+    return Plan(stages, batch or Batch(1), regroups, every, _reasons(stages, batch, losses))
 
 
 def _check_order(nodes: Sequence[Node]) -> None:
@@ -139,8 +142,8 @@ def _add_accumulator(stages: list[_Open], accumulator: Accumulator) -> None:
     stages[-1].accumulators.append(accumulator)
 
 
-def _reasons(stages: Sequence[StagePlan], batch: Batch | None, datasets: Sequence[str]) -> dict[str, int]:
-    names = [f"{dataset}.{reason}" for dataset in datasets for reason in ("excluded", "error")]
+def _reasons(stages: Sequence[StagePlan], batch: Batch | None, losses: Sequence[str]) -> dict[str, int]:
+    names = list(losses)
     nodes: list[Node] = [node for stage in stages for node in (*stage.operators, *stage.accumulators)]
     for node in nodes + ([batch] if batch else []):
         usual = Operator.reasons if isinstance(node, Operator) and type(node).run is Operator.run else ()

@@ -181,7 +181,7 @@ class OracleLane:
             Item(
                 part.build([(item.record, start, stop) for item, start, stop in group]),
                 tuple(origin for item, _, _ in group for origin in item.origins),
-                group[0][1],
+                group[0][1] or group[0][0].start,
             )
             for group in emitted.groups
         ]
