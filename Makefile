@@ -47,7 +47,7 @@ test: $(READY)
 	@$(BIN)/python -m pytest -q $(ARGS)
 
 test-long: $(READY)
-	@HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q $(ARGS)
+	@HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -o faulthandler_timeout=0 $(ARGS)
 
 bench: $(READY)
 	@$(BIN)/zephon bench $(or $(ARGS),w1)

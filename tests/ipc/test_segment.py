@@ -105,7 +105,7 @@ def test_a_memfd_where_dev_shm_cannot_serve(problem: str, monkeypatch: pytest.Mo
 def test_no_room_anywhere_is_one_sized_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", no_room(2))
     before = open_descriptors()
-    with pytest.raises(ConfigError, match=r"no room for 12 MiB .* ring_bytes or parallelism"):
+    with pytest.raises(ConfigError, match=r"no room for 12 MiB .* ring_bytes, parallelism or the size"):
         Segment.create(12 << 20)
     assert open_descriptors() == before
 
@@ -141,3 +141,13 @@ def test_a_process_killed_at_any_moment_leaves_no_name() -> None:
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def test_a_descriptor_from_a_socket_is_not_passed_to_programs() -> None:
+    made = Segment.create(4096)
+    received = os.dup(made.fd)
+    os.set_inheritable(received, True)  # as the kernel hands it over
+    other = Segment(received, made.size)
+    assert not os.get_inheritable(other.fd)
+    other.close()
+    made.close()

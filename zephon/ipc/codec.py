@@ -9,15 +9,18 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import cloudpickle
 
 PROTOCOL: Final = 5
+SCRIPT: Final = ("__main__", "__mp_main__")  # the second is what multiprocessing calls a script in a spawned process
 
 
 class ByValue(cloudpickle.CloudPickler):  # type: ignore[misc]
-    """Pickles what is in no module by value. `script_classes`: the classes of `__main__` that it met, by name.
+    """Pickles what is in no module by value. `script_classes`: the script's classes that it met, by name.
 
     A file that is open for reading is refused like any other: cloudpickle would read all of it, and send the text.
     """
@@ -28,19 +31,35 @@ class ByValue(cloudpickle.CloudPickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         """Called by pickle for everything that is no plain value."""
-        if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
             raise TypeError(f"cannot pickle the open file {obj.name!r}")
-        if isinstance(obj, type) and obj.__module__ == "__main__" and "." not in obj.__qualname__:
+        if isinstance(obj, type) and obj.__module__ in SCRIPT and "." not in obj.__qualname__:
             self.script_classes[obj.__name__] = obj
         return super().reducer_override(obj)
 
 
 def dump_by_value(value: Any) -> tuple[bytes, dict[str, type]]:
-    """(bytes for `pickle.loads`, the classes of `__main__` in it). Raises what pickle raises."""
+    """(bytes for `pickle.loads`, the script's classes in it). Raises what pickle raises."""
     buffer = io.BytesIO()
     pickler = ByValue(buffer)
-    pickler.dump(value)
+    with _script_by_value():
+        pickler.dump(value)
     return buffer.getvalue(), pickler.script_classes
+
+
+@contextmanager
+def _script_by_value() -> Iterator[None]:
+    """cloudpickle sends `__main__` by value by itself, and a spawned process's script where it is told so."""
+    script = sys.modules.get(SCRIPT[1])
+    told = script is None or script.__name__ in cloudpickle.list_registry_pickle_by_value()
+    if script is None or told:
+        yield
+        return
+    cloudpickle.register_pickle_by_value(script)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(script)
 
 
 def dump(value: Any) -> bytes:

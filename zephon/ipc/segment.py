@@ -22,10 +22,11 @@ _OWNER_ONLY = 0o600
 
 
 class Segment:
-    """Shared memory of `size` bytes with one mapping in this process. `fd` may be inherited by children."""
+    """Shared memory of `size` bytes with one mapping in this process. `fd` is for forked children, and for sockets."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd, self.size = fd, size
+        os.set_inheritable(fd, False)  # one that came over a socket would be passed to programs
         self.map = mmap.mmap(fd, size)
 
     @classmethod
@@ -84,6 +85,6 @@ def _room() -> int | None:
 
 def _too_large(size: int, why: str) -> ConfigError:
     return ConfigError(
-        f"no room for {size / 2**20:,.0f} MiB of shared memory: {why}; lower ring_bytes or parallelism, or give the "
-        "container more memory"
+        f"no room for {size / 2**20:,.0f} MiB of shared memory: {why}; lower ring_bytes, parallelism or the size of a "
+        "batch, or give the container more memory"
     )

@@ -21,11 +21,13 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import msgspec
 
 from zephon.errors import ConfigError, WorkerError, ZephonError, describe
+from zephon.ipc.codec import SCRIPT
 from zephon.ipc.ring import LEAST_CAPACITY, ring_bytes
 from zephon.ipc.segment import Segment
 from zephon.ipc.wake import Wake
@@ -88,7 +90,8 @@ def read_orders(control: socket.socket) -> Orders:
     try:
         loaded: Orders = pickle.loads(orders)
         # Instances of the script's classes, exceptions above all, then go back to the trainer by name.
-        vars(sys.modules["__main__"]).update(pickle.loads(script_classes))
+        for name in SCRIPT:
+            vars(sys.modules.setdefault(name, ModuleType(name))).update(pickle.loads(script_classes))
     except Exception as error:
         raise ConfigError(
             f"the pipeline cannot be loaded in another process: {describe(error)}; import what your functions need at "

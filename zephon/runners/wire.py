@@ -45,10 +45,11 @@ def write_task(seq: int, slices: Sequence[Slice]) -> list[Any]:
     pointers = [piece.items for piece in slices if isinstance(piece.items, Pointers)]
     if pointers:
         whole = join(pointers)
-        return write_message([seq, shape, None], [whole.dataset, whole.row, whole.epoch])
+        columns = [(whole.dataset, np.int32), (whole.row, np.int64), (whole.epoch, np.int64)]
+        return write_message([seq, shape, None], [np.ascontiguousarray(column, kind) for column, kind in columns])
     handles: list[Handle] = [handle for piece in slices for handle in piece.items]  # type: ignore[union-attr]
     description, buffers = describe_columns(make_columns([record_of(handle) for handle in handles]))
-    known = [[*first_origin(handle), start_of(handle)] for handle in handles]
+    known = [[*first_origin(handle), int(start_of(handle))] for handle in handles]
     return write_message([seq, shape, [description, known]], buffers)
 
 
@@ -101,7 +102,8 @@ def write_result(outs: list[Out], seconds: dict[str, float], blame: Blame) -> li
         if out.lengths is not None:
             buffers.append(np.array(out.lengths, np.int64))
         failure = [out.failure[0], dump(out.failure[1])] if out.failure else None
-        extra.append([out.lengths is not None, out.path, out.drops, failure])
+        drops = [(i, reason, int(amount)) for i, reason, amount in out.drops]
+        extra.append([out.lengths is not None, out.path, drops, failure])
     return write_message(["result", description, shape, extra, seconds], buffers)
 
 
@@ -146,7 +148,7 @@ def _read_result(what: list[Any], buffers: Iterator[Any]) -> tuple[list[Out], di
                 index,
                 [tuple(step) for step in path] if path is not None else None,
                 lengths,
-                [(i, reason, amount) for i, reason, amount in drops],
+                [tuple(drop) for drop in drops],
                 (failure[0], _error(failure[1])) if failure else None,
             )
         )

@@ -1,0 +1,258 @@
+"""L7: workers die, idle and busy, of a signal or by themselves, and the run goes on with the same bytes."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zephon as zp
+from tests.process.functions import Die, DieOnce, Enrich, Stand, burn
+from tests.process.helpers import children, digests, engine, ids, kill, launcher, line, lives, wait_until, workers
+from zephon.errors import OperatorError, WorkerError
+
+pytestmark = pytest.mark.law("L7")
+
+
+def to_the_error(iterator: Iterator[zp.Batch], found: list[int]) -> zp.errors.ZephonError:
+    """Adds the ids of all batches before the error, which comes within 5 s of the last one."""
+    began = time.monotonic()
+    try:
+        for batch in iterator:
+            found += ids([batch])
+            began = time.monotonic()
+    except zp.errors.ZephonError as error:
+        assert time.monotonic() - began < 5
+        return error
+    raise AssertionError("no error")
+
+
+def test_workers_killed_while_they_are_idle() -> None:
+    reference = digests(line(200, Enrich(), runner="inline"))
+    with line(200, Enrich(), prefetch_batches=1, parallelism=3) as pipeline:
+        iterator = iter(pipeline)
+        found = digests(islice(iterator, 2))
+        for pid, number in zip(workers(3), [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT], strict=True):
+            kill(pid, number)
+        found += digests(iterator)
+    assert found == reference
+
+
+@pytest.mark.parametrize(
+    ("number", "task_records"), [(signal.SIGKILL, 1), (signal.SIGKILL, 16), (signal.SIGSEGV, 16), (signal.SIGABRT, 5)]
+)
+def test_workers_that_die_in_the_middle_of_a_task(number: int, task_records: int, tmp_path: Path) -> None:
+    """Each time the task is halved around the record; what was done is not done twice in the output."""
+    function = DieOnce(tmp_path, {3, 9, 10, 40}, number)
+    with line(64, function, burn, task_records=task_records, canonical_replicas=2) as pipeline:
+        found = digests(pipeline)
+    assert len(list(tmp_path.iterdir())) == 4
+    assert found == digests(line(64, function, burn, canonical_replicas=2, runner="inline"))
+
+
+def test_a_worker_killed_inside_a_function(tmp_path: Path) -> None:
+    with line(64, Stand(tmp_path, 20)) as pipeline:
+        iterator = iter(pipeline)
+        found = ids(islice(iterator, 1))
+        wait_until((tmp_path / "standing").exists)
+        (tmp_path / "go on").touch()
+        for pid in workers():
+            kill(pid)
+        assert found + ids(iterator) == list(range(64))
+
+
+def test_a_worker_killed_while_its_ring_is_full() -> None:
+    """It waits for room with a result half sent: the half is thrown away, and done again."""
+    with line(300, Enrich(), ring_bytes=4096, prefetch_batches=1, parallelism=3) as pipeline:
+        iterator = iter(pipeline)
+        found = digests(islice(iterator, 1))
+        for pid in workers(3):
+            wait_until(partial(sleeps, pid))
+            kill(pid)
+        found += digests(iterator)
+    assert found == digests(line(300, Enrich(), runner="inline"))
+
+
+def sleeps(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+def test_all_of_many_workers_killed_at_once() -> None:
+    with line(400, burn, parallelism=12) as pipeline:
+        iterator = iter(pipeline)
+        found = ids(islice(iterator, 1))
+        for pid in workers(12):
+            kill(pid)
+        assert found + ids(iterator) == list(range(400))
+
+
+def test_twenty_random_kills_during_a_run() -> None:
+    """At least one worker each time, in the middle of whatever it does. A stall stays far from 5 s."""
+    chosen, longest = random.Random(7), 0.0
+    with line(4000, Enrich(), burn, batch=8, canonical_replicas=4, task_records=16) as pipeline:
+        found, deaths = [], 0
+        iterator = iter(pipeline)
+        began = time.monotonic()
+        for number, batch in enumerate(iterator):
+            longest, began = max(longest, time.monotonic() - began if number else 0.0), time.monotonic()
+            found.append(batch.digest())
+            if number % 20 == 10 and deaths < 20 and (alive := children(launcher())[1:]):
+                kill(chosen.choice(alive))
+                deaths += 1
+    assert deaths == 20
+    assert found == digests(line(4000, Enrich(), burn, batch=8, canonical_replicas=4, runner="inline"))
+    assert longest < 5
+
+
+def test_deaths_in_a_second_stage(tmp_path: Path) -> None:
+    """The records of a later stage are sent again to the replacement."""
+    second = DieOnce(tmp_path, {5, 31}, signal.SIGKILL)
+    with line(48, Enrich(), second, parallelism={"map": 1, "map_2": 2}, ring_bytes=4096) as pipeline:
+        assert digests(pipeline) == digests(line(48, Enrich(), second, runner="inline"))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("how", [0, 3, -signal.SIGKILL, -signal.SIGSEGV])
+def test_a_record_that_kills_its_worker_is_named(how: int) -> None:
+    began = time.monotonic()
+    with (
+        line(60, Die(37, how), canonical_replicas=2, task_records=16) as pipeline,
+        pytest.raises(WorkerError) as raised,
+    ):
+        list(pipeline)
+    assert time.monotonic() - began < 15  # start, halvings and three retries on a busy machine
+    text = str(raised.value)
+    assert re.search(r"lane \d, dataset 'toy', shard list, row 37 killed its worker 3 times, alone, in 'map'", text)
+    assert (f"exit status {how}" if how >= 0 else signal.Signals(-how).name) in text
+    assert ("out of memory?" in text) == (how == -signal.SIGKILL)
+    assert "exclude=[('list', 37)]" in text
+    assert not isinstance(raised.value, OperatorError)
+
+
+def test_the_remedy_that_the_error_names_works() -> None:
+    """The place behind the last delivered batch, with the row left out, goes on to the end."""
+    function = Die(37, 0)
+    with line(60, function) as pipeline:
+        found: list[int] = []
+        error = to_the_error(iter(pipeline), found)
+        state = pipeline.state_dict()
+    assert found == list(range(36))
+    exclude = eval(re.search(r"exclude=(\[.*\])\)", str(error))[1])  # type: ignore[index]
+    records = [{"id": i} for i in range(60)]
+    with line(0, function, dataset=zp.Dataset.from_list("toy", records, exclude=exclude)) as mended:
+        mended.load_state_dict(state, allow=["datasets.toy.exclude"])
+        assert found + ids(mended) == [i for i in range(60) if i != 37]
+        assert mended.counts()["dropped"] == {0: {"toy.excluded": 1}}
+
+
+def test_max_worker_retries_is_the_number_of_deaths_of_one_record() -> None:
+    dying = line(8, Die(5, 1), max_worker_retries=5)
+    with dying as pipeline, pytest.raises(WorkerError, match="killed its worker 5 times"):
+        list(pipeline)
+
+
+def test_a_death_is_never_skipped() -> None:
+    dataset = zp.Dataset.from_list("toy", [{"id": i} for i in range(16)])
+    skipping = zp.Pipeline(zp.StaticMixture([dataset], shuffle="none")).map(Die(3, 0), on_error="skip")
+    with (
+        skipping.options(runner="process", parallelism=1, canonical_replicas=1) as pipeline,
+        pytest.raises(WorkerError),
+    ):
+        list(pipeline)
+
+
+class DiesInSetup(zp.Operator):
+    def __init__(self, path: Path, times: int) -> None:
+        self.path, self.times = str(path), times
+
+    def setup(self) -> None:
+        with open(self.path, "a") as file:
+            file.write("x")
+        if Path(self.path).stat().st_size <= self.times:
+            os._exit(4)
+
+    def process(self, record: dict[str, Any]) -> dict[str, Any]:
+        return record
+
+
+def applied(operator: zp.Operator, **options: Any) -> zp.Pipeline:
+    dataset = zp.Dataset.from_list("toy", [{"id": i} for i in range(40)])
+    pipeline = zp.Pipeline(zp.StaticMixture([dataset], shuffle="none")).apply(operator).batch(4)
+    return pipeline.options(**{"runner": "process", "parallelism": 2, "canonical_replicas": 1, **options})
+
+
+def test_workers_that_always_die_in_setup(tmp_path: Path) -> None:
+    with applied(DiesInSetup(tmp_path / "starts", 10**6)) as pipeline, pytest.raises(WorkerError) as raised:
+        list(pipeline)
+    assert "in the setup of 'apply': exit status 4" in str(raised.value)
+    assert (tmp_path / "starts").stat().st_size < 40
+
+
+def test_workers_that_die_in_setup_a_few_times(tmp_path: Path) -> None:
+    with applied(DiesInSetup(tmp_path / "starts", 5)) as pipeline:
+        assert ids(pipeline) == list(range(40))
+
+
+class RaisesInSetup(zp.Operator):
+    def setup(self) -> None:
+        raise FileNotFoundError(2, "no such model", "model.bin")
+
+    def process(self, record: dict[str, Any]) -> dict[str, Any]:
+        return record
+
+
+def test_a_setup_that_raises() -> None:
+    with applied(RaisesInSetup()) as pipeline, pytest.raises(OperatorError) as raised:
+        list(pipeline)
+    assert isinstance(raised.value, FileNotFoundError)
+    assert isinstance(raised.value.__cause__, FileNotFoundError)
+    assert "'apply'" in str(raised.value)
+    assert "setup" in str(raised.value)
+
+
+@pytest.mark.parametrize("who", [engine, launcher])
+@pytest.mark.parametrize("waiting", [True, False])
+def test_the_engine_or_the_launcher_is_killed(who: Callable[[], int], waiting: bool, tmp_path: Path) -> None:
+    """An error within 5 s, nothing left, and the last state is good: it resumes exactly."""
+    with line(400, Stand(tmp_path, 40), prefetch_batches=1) as pipeline:
+        iterator = iter(pipeline)
+        found = ids(islice(iterator, 3))
+        wait_until((tmp_path / "standing").exists)
+        tree = [launcher(), *children(launcher())]
+        victim = who()
+        killer = threading.Timer(0.3, kill, [victim]) if waiting else None
+        if killer is not None:
+            killer.start()
+        else:
+            kill(victim)
+        error = to_the_error(iterator, found)
+        assert isinstance(error, WorkerError)
+        assert re.search(r"died .* load it to go on", str(error))
+        state = pipeline.state_dict()
+    assert wait_until(lambda: not any(map(lives, tree)), 5)
+    (tmp_path / "go on").touch()
+    with line(400, Stand(tmp_path, 40)) as again:
+        again.load_state_dict(state)
+        assert found + ids(again) == list(range(400))
+
+
+def test_the_iterator_is_over_after_a_death_of_the_engine() -> None:
+    with line(400) as pipeline:
+        iterator = iter(pipeline)
+        next(iterator)
+        kill(engine())
+        with pytest.raises(WorkerError):
+            list(iterator)
+        with pytest.raises(zp.errors.Closed, match="load the state"):
+            next(iterator)
+        assert ids(islice(iter(pipeline), 2)) == list(range(8))
