@@ -91,7 +91,7 @@ def _command(pid: int) -> str:
 
 
 def _shared_names() -> set[str]:
-    """Zephon's own names. Others (a semaphore of multiprocessing) may be a neighbour's: they do not say whose they are."""
+    """Zephon's own names. Others, as a semaphore of multiprocessing, may be a neighbour's: they do not say whose."""
     return {name for name in os.listdir(SHARED) if name.startswith("zephon-")} if SHARED.is_dir() else set()
 
 

@@ -140,10 +140,28 @@ def test_an_accumulator_is_not_called_where_a_filter_left_nothing() -> None:
     assert [len(batch["id"]) for batch in line] == [1]
 
 
+class Ahead(Greedy):
+    def push(self, lane: int, refs: Sequence[Ref]) -> zp.Emitted:
+        emitted = zp.Emitted()
+        emitted.add(len(refs), refs[0])
+        return emitted
+
+
+class Unpaired(Greedy):
+    def push(self, lane: int, refs: Sequence[Ref]) -> zp.Emitted:
+        emitted = zp.Emitted()
+        emitted.groups += refs
+        return emitted
+
+
 @pytest.mark.law("L8")
-def test_what_an_accumulator_must_return_is_said() -> None:
-    with pytest.raises(zp.errors.OperatorError, match=r"'greedy'.*NoneType, not Emitted"):
-        list(over(rows("a", 4)).apply(Mute()).batch(2))
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [(Mute, "NoneType, not Emitted"), (Ahead, "triggers must not fall"), (Unpaired, "use emitted.add")],
+)
+def test_what_an_accumulator_must_return_is_said(step: type[Greedy], words: str) -> None:
+    with pytest.raises(zp.errors.OperatorError, match=rf"'greedy'.*{words}"):
+        list(over(rows("a", 4)).apply(step()).batch(2))
 
 
 @pytest.mark.law("L6")

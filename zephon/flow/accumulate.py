@@ -104,10 +104,7 @@ class Chain:
         """
         emitted, out = Emitted(), []
         try:
-            result = accumulator.flush(lane) if refs is None else accumulator.push(lane, refs)
-            if not isinstance(result, Emitted):
-                raise TypeError(f"it returned {type(result).__name__}, not Emitted")
-            emitted = result
+            emitted = _checked(accumulator.flush(lane) if refs is None else accumulator.push(lane, refs), refs)
             for group in emitted.groups:  # a loop: inside a generator a StopIteration would become another error
                 out.append(_ref(accumulator, group))  # noqa: PERF401
         except BaseException as error:
@@ -121,6 +118,18 @@ class Chain:
             del out[kept:]
         del emitted.triggers[len(out) :]
         return emitted, out
+
+
+def _checked(emitted: object, refs: Sequence[Ref] | None) -> Emitted:
+    """What an accumulator returned, if it keeps the contract."""
+    if not isinstance(emitted, Emitted):
+        raise TypeError(f"it returned {type(emitted).__name__}, not Emitted")
+    triggers = emitted.triggers
+    if refs is not None and len(triggers) != len(emitted.groups):
+        raise TypeError(f"it emitted {len(emitted.groups)} groups and {len(triggers)} triggers; use emitted.add")
+    if refs is not None and triggers and (triggers[0] < 0 or triggers[-1] >= len(refs) or sorted(triggers) != triggers):
+        raise ValueError(f"triggers must not fall, and lie below {len(refs)}, the number of refs of the push")
+    return emitted
 
 
 def _known(error: BaseException) -> ZephonError:
