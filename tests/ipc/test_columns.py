@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ipc.values import VALUES, record_lists, same
+from tests.laws.harness import examples
 from zephon.batch import LazyList
 from zephon.ipc.codec import dump
 from zephon.ipc.columns import (
@@ -50,16 +51,19 @@ def check(records: Records) -> None:
         assert same(dict(before), dict(after)), (before, after)
 
 
+@examples(0.5)
 @given(record_lists())
 def test_any_records_come_back_as_they_were(records: Records) -> None:
     check(records)
 
 
+@examples(0.5)
 @given(st.lists(VALUES, min_size=1, max_size=4))
 def test_any_values_under_one_name_come_back_as_they_were(values: list[Any]) -> None:
     check([{"x": value} for value in values])
 
 
+@examples(0.5)
 @given(record_lists(), st.data())
 def test_cuts_and_slices_are_the_records_there(records: Records, data: st.DataObject) -> None:
     columns = carried(records)
@@ -90,6 +94,7 @@ def same_fields(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return set(a) == set(b) and all(same(a[name], b[name]) for name in a)
 
 
+@examples(0.5)
 @given(st.data(), st.integers(1, 3), st.booleans())
 def test_a_batch_of_columns_is_the_batch_of_their_records(data: st.DataObject, count: int, alike: bool) -> None:
     pieces = pieces_of(data, count)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import zephon as zp
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +33,11 @@ def line(rows: int = 64, *functions: Any, batch: int = 4, **options: Any) -> zp.
         pipeline = pipeline.map(function)
     settings = {"runner": "process", "parallelism": 2, "canonical_replicas": 1, "task_records": 8, **options}
     return pipeline.batch(batch).options(**settings)
+
+
+def slow(*values: Any) -> Any:
+    """A parameter of a test that waits for `--long`, as others cover most of it."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def ids(batches: Iterable[zp.Batch]) -> list[int]:

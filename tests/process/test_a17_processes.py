@@ -15,7 +15,7 @@ import pytest
 
 import zephon as zp
 from tests.process.functions import Raise
-from tests.process.helpers import ids, line, run_script
+from tests.process.helpers import ids, line, run_script, slow
 from zephon.errors import OperatorError
 
 ROWS, BAD = 20, 7
@@ -106,8 +106,9 @@ def failing(pipeline: zp.Pipeline) -> tuple[list[int], OperatorError]:
     raise AssertionError("no error")
 
 
-ALIKE = {"UnicodeDecodeError", "no message", "own attributes", "SystemExit 0", "GeneratorExit", "StopAsyncIteration"}
-KINDS = [pytest.param(kind, marks=pytest.mark.slow) if kind in ALIKE else kind for kind in REBUILT | WRAPPED]
+ALIKE = {"UnicodeDecodeError", "no message", "own attributes", "message with a surrogate"}
+ALIKE |= {"SystemExit 0", "GeneratorExit", "StopAsyncIteration", "group", "BaseException"}
+KINDS = [slow(kind) if kind in ALIKE else kind for kind in REBUILT | WRAPPED]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -145,7 +146,7 @@ def test_the_chain_of_the_original_is_shown() -> None:
     assert "ValueError: outer" in text
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("size", [slow(1), 2, slow(5)])
 def test_full_batches_come_first_and_the_state_goes_on_behind_them(size: int) -> None:
     pipeline = line(ROWS, Raise(BAD, partial(ValueError, "bad")), batch=size)
     found, _ = failing(pipeline)

@@ -17,7 +17,7 @@ import pytest
 
 import zephon as zp
 from tests.process.functions import burn
-from tests.process.helpers import ROOT, Script, children, ids, is_clean, launcher, line, run_script, wait_until
+from tests.process.helpers import ROOT, Script, children, ids, is_clean, launcher, line, run_script, slow, wait_until
 
 # Functions as one types them into a script.
 KINDS = """
@@ -104,7 +104,9 @@ def started(code: str, way: str, tmp_path: Path) -> tuple[int, str, str]:
     return run_script("", argv=[str(path)])
 
 
-@pytest.mark.parametrize("way", ["script with a guard", "script", "python -c", "python - < file", "python -m", "exec"])
+@pytest.mark.parametrize(
+    "way", ["script with a guard", "script", slow("python -c"), "python - < file", slow("python -m"), "exec"]
+)
 def test_every_kind_of_function_in_every_kind_of_script(way: str, tmp_path: Path) -> None:
     """It runs once: a script without a guard does not start itself again."""
     status, out, err = started(GUARDED if way == "script with a guard" else KINDS + RUN, way, tmp_path)
@@ -251,7 +253,7 @@ except zp.errors.WorkerError as error:
     is_clean(err)
 
 
-@pytest.mark.parametrize("moment", ["kill", "close"])
+@pytest.mark.parametrize("moment", ["kill", slow("close")])
 def test_a_slow_import_does_not_outlive_the_trainer(moment: str, tmp_path: Path) -> None:
     """torch takes seconds to import; the launcher is not there to poll then."""
     (tmp_path / "slow.py").write_text(

@@ -15,7 +15,7 @@ import pytest
 
 import zephon as zp
 from tests.process.functions import Full
-from tests.process.helpers import line
+from tests.process.helpers import line, slow
 
 KEPT: dict[str, Callable[[int, Any], Any]] = {
     "all": lambda number, x: x,
@@ -44,7 +44,10 @@ def constant(kept: Any, number: int) -> None:
     assert (array == number).all()
 
 
-@pytest.mark.parametrize("how", KEPT)
+ALIKE = {"one element's view", "reshaped and cast views", "broadcasts", "structures"}
+
+
+@pytest.mark.parametrize("how", [slow(how) if how in ALIKE else how for how in KEPT])
 def test_keeping(how: str) -> None:
     keep, kept, longest = KEPT[how], [], 0.0
     with few_descriptors(256), line(500, Full(64), batch=1, prefetch_batches=1, parallelism=2) as pipeline:

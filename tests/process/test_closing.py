@@ -27,6 +27,7 @@ from tests.process.helpers import (
     lives,
     open_descriptors,
     run_script,
+    slow,
     wait_until,
     workers,
 )
@@ -223,7 +224,10 @@ EXITS = {
 }
 
 
-@pytest.mark.parametrize("way", EXITS)
+ALIKE = {"an exception in the loop", "a batch that waits to be collected", "exec"}
+
+
+@pytest.mark.parametrize("way", [slow(way) if way in ALIKE else way for way in EXITS])
 def test_the_interpreter_ends(way: str) -> None:
     code, wanted = EXITS[way]
     status, _, err = run_script(START + code)

@@ -18,7 +18,7 @@ import pytest
 
 import zephon as zp
 from tests.process.functions import Die, DieOnce, Enrich, Stand, burn
-from tests.process.helpers import children, digests, engine, ids, kill, launcher, line, lives, wait_until, workers
+from tests.process.helpers import children, digests, engine, ids, kill, launcher, line, lives, slow, wait_until, workers
 from zephon.errors import OperatorError, WorkerError
 
 pytestmark = pytest.mark.law("L7")
@@ -49,7 +49,8 @@ def test_workers_killed_while_they_are_idle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "task_records"), [(signal.SIGKILL, 1), (signal.SIGKILL, 16), (signal.SIGSEGV, 16), (signal.SIGABRT, 5)]
+    ("number", "task_records"),
+    [(signal.SIGKILL, 1), (signal.SIGSEGV, 16), slow(signal.SIGKILL, 16), slow(signal.SIGABRT, 5)],
 )
 def test_workers_that_die_in_the_middle_of_a_task(number: int, task_records: int, tmp_path: Path) -> None:
     """Each time the task is halved around the record; what was done is not done twice in the output."""
@@ -122,7 +123,7 @@ def test_deaths_in_a_second_stage(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize("how", [0, 3, -signal.SIGKILL, -signal.SIGSEGV])
+@pytest.mark.parametrize("how", [0, slow(3), -signal.SIGKILL, slow(-signal.SIGSEGV)])
 def test_a_record_that_kills_its_worker_is_named(how: int) -> None:
     began = time.monotonic()
     with (
@@ -220,8 +221,9 @@ def test_a_setup_that_raises() -> None:
     assert "setup" in str(raised.value)
 
 
-@pytest.mark.parametrize("who", [engine, launcher])
-@pytest.mark.parametrize("waiting", [True, False])
+@pytest.mark.parametrize(
+    ("who", "waiting"), [(engine, True), (launcher, False), slow(engine, False), slow(launcher, True)]
+)
 def test_the_engine_or_the_launcher_is_killed(who: Callable[[], int], waiting: bool, tmp_path: Path) -> None:
     """An error within 5 s, nothing left, and the last state is good: it resumes exactly."""
     with line(400, Stand(tmp_path, 40), prefetch_batches=1) as pipeline:

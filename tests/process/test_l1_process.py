@@ -87,13 +87,13 @@ def test_fixed_pipelines(name: str) -> None:
 PROCESS = st.fixed_dictionaries({"ring_bytes": st.sampled_from([4096, 5000, 16_384, 1 << 20])})
 
 
-@examples(0.04)
+@examples(0.03)
 @given(recipe=recipes(max_lanes=5), data=st.data())
 def test_any_pipeline(recipe: Recipe, data: st.DataObject) -> None:
     check(recipe, **data.draw(executions(recipe)), **data.draw(PROCESS))
 
 
-@examples(0.02)
+@examples(0.015)
 @given(recipe=recipes(failing="maybe", max_lanes=4), data=st.data())
 def test_a_failing_record(recipe: Recipe, data: st.DataObject) -> None:
     check(recipe, **data.draw(executions(recipe)), **data.draw(PROCESS))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.helpers import ROOT, Script
+from tests.process.helpers import ROOT, Script, slow
 
 pytestmark = pytest.mark.law("L9")
 
@@ -56,7 +56,7 @@ MOUNTS = {
 
 
 @needs_mount
-@pytest.mark.parametrize("mount", MOUNTS)
+@pytest.mark.parametrize("mount", ["8 MB", slow("64 MB"), "full", slow("read-only")])
 def test_a_small_full_or_read_only_dev_shm(mount: str, tmp_path: Path) -> None:
     """Batches of 2 KB, then of 6 MB: they work, with memory of another kind where there is no room."""
     path = tmp_path / "job.py"

@@ -17,7 +17,7 @@ from tests.ipc.kinds import Color, Point
 from tests.ipc.values import record_lists, same
 from tests.laws.harness import examples
 from tests.process.functions import Give, Lookup, draw, draw_torch, times
-from tests.process.helpers import engine, ids, line, rests, run_script
+from tests.process.helpers import engine, ids, line, rests, run_script, slow
 
 A = np.arange(24).reshape(4, 6)
 ARRAYS: list[Any] = [
@@ -99,7 +99,10 @@ SEVERAL: dict[str, list[dict[Any, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", SEVERAL)
+ALIKE = {"nothing", "different fields", "ordered dicts", "numpy names"}
+
+
+@pytest.mark.parametrize("kind", [slow(kind) if kind in ALIKE else kind for kind in SEVERAL])
 def test_records_of_many_kinds(kind: str) -> None:
     check(SEVERAL[kind])
 
@@ -159,6 +162,7 @@ def test_global_random_numbers_differ_per_worker_and_leave_the_trainer_alone() -
     assert python == random.getstate()
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_torchs_random_numbers_differ_per_worker() -> None:
     pytest.importorskip("torch")

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ipc.values import record_lists, same
+from tests.laws.harness import examples
 from zephon.errors import DataError, OperatorError, ZephonError, operator_error
 from zephon.flow.task import Out, Slice, Task
 from zephon.record import Block, Group, Lineage, Pointers, first_origin, origins_of, record_of, start_of
@@ -39,6 +40,7 @@ def pointer_slices(draw: st.DrawFn) -> list[Slice]:
     return slices
 
 
+@examples(0.4)
 @given(pointer_slices(), st.integers(0, 2**40))
 def test_tasks_of_pointers(slices: list[Slice], seq: int) -> None:
     raw = joined(write_task(seq, slices))
@@ -70,6 +72,7 @@ def block_of(records: list[dict[Any, Any]], path: bool = False) -> Block:
     return Block(records, Lineage(items, range(size), [(i, 2) for i in range(size)] if path else None))
 
 
+@examples(0.4)
 @given(st.lists(record_lists(), min_size=1, max_size=3), st.booleans())
 def test_tasks_of_records(lists: list[list[dict[Any, Any]]], path: bool) -> None:
     """What a later stage is sent: the records, and who they are."""
@@ -129,6 +132,7 @@ def outs(draw: st.DrawFn) -> list[Out]:
     return found
 
 
+@examples(0.4)
 @given(outs(), st.dictionaries(st.sampled_from(["fetch", "map"]), st.floats(0, 9)))
 def test_results(wanted: list[Out], seconds: dict[str, float]) -> None:
     result = read_report(joined(write_result(wanted, seconds, no_blame)))

@@ -42,7 +42,7 @@ class LaneFeed:
         self.lane, self.pass_index = lane, pass_index
         self._chunk, self._offset = chunk, offset
         self._pointers = self._load()
-        while 0 < len(self._pointers) <= self._offset:  # the place is the mark behind a chunk
+        while 0 < self._length <= self._offset:  # the place is the mark behind a chunk
             self._chunk, self._offset = self._chunk + 1, 0
             self._pointers = self._load()
         self.ended = False
@@ -51,21 +51,25 @@ class LaneFeed:
     def _load(self) -> Pointers:
         pointers = self._source.chunk(self.lane, self._num_lanes, self.pass_index, self._chunk)
         check_pointers(pointers, len(self._source.datasets), f"lane {self.lane}, chunk {self._chunk}")
+        self._length = len(pointers)
         return pointers
 
     def take(self, most: int) -> Slice:
         """The next `most` pointers at most, never beyond a chunk, with the mark that follows them."""
-        start, length = self._offset, len(self._pointers)
+        start, length = self._offset, self._length
         stop = min(length, start + most)
+        size = stop - start
         pointers = self._pointers.cut(start, stop)
         first = event_at(self._chunk, start)
-        events = range(first, first + stop - start)
-        mark = self._move_to(stop) if stop == length else None
-        if stop < length:
+        mark = None
+        if stop == length:
+            mark = self._move_to(stop)
+        else:
             self._offset = stop
-        self.on_the_way += len(pointers)
-        through = mark.event if mark else events[-1] if events else first - 1
-        return Slice(self.lane, self.pass_index, pointers, events, through, mark, num_pointers=len(pointers))
+        self.on_the_way += size
+        through = mark.event if mark else first + size - 1
+        events = range(first, first + size)
+        return Slice(self.lane, self.pass_index, pointers, events, through, mark, num_pointers=size)
 
     def _move_to(self, length: int) -> Mark | None:
         """Steps behind the end of the current chunk."""
@@ -75,7 +79,7 @@ class LaneFeed:
             return Mark("end", behind)
         self._chunk, self._offset = self._chunk + 1, 0
         self._pointers = self._load()
-        if not len(self._pointers):
+        if not self._length:
             self.ended = True
             return Mark("end", behind)
         if self._flush_every and self._chunk % self._flush_every == 0:

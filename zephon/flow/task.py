@@ -35,7 +35,7 @@ class Slice:
     slice completes. `num_pointers`: how many pointers those complete events were.
     """
 
-    __slots__ = ("closed", "drops", "events", "items", "lane", "mark", "num_pointers", "pass_index", "through")
+    __slots__ = ("_size", "closed", "drops", "events", "items", "lane", "mark", "num_pointers", "pass_index", "through")
 
     def __init__(
         self,
@@ -53,9 +53,10 @@ class Slice:
         self.items, self.events, self.through = items, events, through
         self.mark, self.closed, self.drops = mark, closed, drops or []
         self.num_pointers = num_pointers
+        self._size = len(events)  # asked often, with many lanes
 
     def __len__(self) -> int:
-        return len(self.items)
+        return self._size
 
 
 class Task:
