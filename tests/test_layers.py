@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli", "integrations", "bench", "__main__"),
     ("__init__",),  # the public names
     ("pipeline", "session", "identity"),
-    ("engine", "engine_process", "drive", "drive_process"),
+    ("engine", "engine_process", "exchange", "drive", "drive_process"),
     ("runners", "arena"),
     ("ipc", "io"),
     ("ops", "plan", "flow", "checkpoint", "work"),

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from zephon.drive_process import ProcessDriver
 from zephon.engine import STOP_TIMEOUT_S, Engine, Job, TailItem
 from zephon.errors import Closed, InternalError
 from zephon.flow.tail import Tail
@@ -118,8 +117,15 @@ class ThreadDriver:
         self.engine.close()
 
 
+def _process_driver(job: Job) -> Driver:
+    """Imported only where it is used: it brings sockets, shared memory and cloudpickle."""
+    from zephon.drive_process import ProcessDriver
+
+    return ProcessDriver(job)
+
+
 DRIVERS: dict[str, Callable[[Job], Driver]] = {
     "inline": InlineDriver,
     "threads": ThreadDriver,
-    "process": ProcessDriver,
+    "process": _process_driver,
 }

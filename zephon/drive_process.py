@@ -13,12 +13,11 @@ from typing import Any
 
 import msgspec
 
-from zephon import engine_process
 from zephon.arena import Lease, SlotView, most_slots
 from zephon.batch import Batch
 from zephon.engine import Job, Ready, TailItem
-from zephon.engine_process import ProcessJob
 from zephon.errors import Closed, WorkerError
+from zephon.exchange import ENGINE, MOST_DESCRIPTORS, read_error
 from zephon.flow.batcher import End, Failed
 from zephon.flow.progress import LaneState
 from zephon.flow.tail import Tail
@@ -54,8 +53,8 @@ class ProcessDriver:
         self._metrics: dict[str, dict[str, float]] = {"seconds": {}, "totals": {}}
         works = [StageWork(stage, job.datasets, job.source.seed, threads.INTERRUPTS) for stage in job.plan.stages]
         workers = [stage.parallelism for stage in job.plan.stages]
-        process_job = ProcessJob(job, self._least_slots, job.max_worker_retries)
-        self._launcher = Launcher(Orders(works, workers, job.ring_bytes, engine_process.serve, process_job))
+        job = msgspec.structs.replace(job, slots=self._least_slots)
+        self._launcher = Launcher(ENGINE, Orders(works, workers, job.ring_bytes, job))
         self._socket = self._launcher.engine
 
     def wait(self) -> None:
@@ -91,7 +90,7 @@ class ProcessDriver:
         elif kind == b"M":
             self._metrics = _decode(what)
         elif kind == b"X":
-            raise engine_process.read_error(_decode(what)[0], fds)
+            raise read_error(_decode(what)[0], fds)
         elif self._closed:
             raise Closed("the pipeline was closed while a batch was awaited")
         else:
@@ -102,7 +101,7 @@ class ProcessDriver:
         with contextlib.suppress(OSError):  # closed by another thread
             for _ in range(2):
                 with contextlib.suppress(ConnectionResetError):  # it died with our words unread; its own come next
-                    return socket.recv_fds(self._socket, MOST_MESSAGE_BYTES, engine_process.MOST_DESCRIPTORS)[:2]
+                    return socket.recv_fds(self._socket, MOST_MESSAGE_BYTES, MOST_DESCRIPTORS)[:2]
         return b"", []
 
     def _post_mortem(self) -> str:
@@ -122,7 +121,7 @@ class ProcessDriver:
         elif kind == "E":
             self.tail.put(lane, End(_state(what[0])))
         else:
-            self.tail.put(lane, Failed(engine_process.read_error(what[0], fds)))
+            self.tail.put(lane, Failed(read_error(what[0], fds)))
 
     def _batch(self, lane: int, what: list[Any], fds: list[int]) -> Ready:
         number, new_size, retired, turn, state, num_samples, place, size = what

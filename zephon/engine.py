@@ -66,6 +66,8 @@ class Job(msgspec.Struct, frozen=True):
     prefetch_batches: int
     ring_bytes: int = 0
     max_worker_retries: int = 0
+    slots: int = 0
+    """Batch slots at least, where the engine is a process of its own."""
 
     def locate(self, dataset: int, row: int) -> tuple[str, str, int]:
         """(dataset name, shard name, row in shard) of a row."""

@@ -10,52 +10,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import pickle
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from zephon.arena import Arena, Slot, write_description, write_fields, write_origins
 from zephon.engine import Engine, Job, TailItem
 from zephon.errors import InternalError, ZephonError, describe
+from zephon.exchange import MOST_DESCRIPTORS, write_error
 from zephon.flow.batcher import Cut, End, Failed
 from zephon.flow.progress import LaneState
-from zephon.ipc.codec import dump
-from zephon.ipc.segment import Segment
 from zephon.lineage import origins_in
 from zephon.ops.batch import collate
 from zephon.runners import threads
 from zephon.runners.execute import StageWork
 from zephon.runners.process import ProcessPool, Wiring
 
-MOST_ERROR_BYTES = 100_000
+try:  # here, and not in `serve`: the launcher imports this module while it waits
+    from uvloop import new_event_loop
+except ImportError:
+    from asyncio import new_event_loop  # type: ignore[assignment]
+
 MOST_MESSAGE_BYTES = 32_768  # of small items in one message; the socket takes about 200 KB
-MOST_DESCRIPTORS = 16  # new slots in one message
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
 
-class ProcessJob(msgspec.Struct, frozen=True):
-    """The engine's job, and what only the process runner asks for."""
-
-    job: Job
-    slots: int
-    max_worker_retries: int
-
-
-def serve(job: ProcessJob, wirings: list[list[Wiring]], trainer: socket.socket, launcher: socket.socket) -> None:
+def serve(job: Job, wirings: list[list[Wiring]], trainer: socket.socket, launcher: socket.socket) -> None:
     """The engine process's life, after the fork."""
     try:
-        import uvloop
-
-        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-    except ImportError:
-        runner = asyncio.Runner()
-    try:
-        with runner:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_Server(job, wirings, trainer, launcher).run())
     except BaseException as error:
         known = error if isinstance(error, ZephonError) else InternalError(f"in the engine: {describe(error)}")
@@ -68,9 +55,7 @@ def serve(job: ProcessJob, wirings: list[list[Wiring]], trainer: socket.socket, 
 
 
 class _Server:
-    def __init__(
-        self, job: ProcessJob, wirings: list[list[Wiring]], trainer: socket.socket, launcher: socket.socket
-    ) -> None:
+    def __init__(self, job: Job, wirings: list[list[Wiring]], trainer: socket.socket, launcher: socket.socket) -> None:
         self._trainer, self._launcher = trainer, launcher
         self._arena = Arena(job.slots)
         self._pools: list[ProcessPool] = []
@@ -89,7 +74,7 @@ class _Server:
             self._pools.append(ProcessPool(work, next(stages), fork, job.max_worker_retries))
             return self._pools[-1]
 
-        self._engine = Engine(job.job, make_pool, threads.INTERRUPTS, self._woken.set, build=False)
+        self._engine = Engine(job, make_pool, threads.INTERRUPTS, self._woken.set, build=False)
 
     async def run(self) -> None:
         """Pumps, sends what is ready, and sleeps until something comes."""
@@ -211,28 +196,6 @@ class _Server:
         num_samples = sum(stop - start for _, start, stop in cut.segments)
         described = [write_fields(slot, fields), write_origins(slot, origins_in(cut.segments))]
         return [num_samples, write_description(slot, described), slot.used]
-
-
-def write_error(error: ZephonError, fds: list[int]) -> list[Any]:
-    """An error as plain data; a large one goes into memory of its own, whose descriptor is added to `fds`."""
-    raw = dump(error)
-    if len(raw) <= MOST_ERROR_BYTES:
-        return [raw]
-    segment = Segment.create(len(raw))
-    segment.map[: len(raw)] = raw
-    fds.append(segment.fd)
-    return [len(raw)]
-
-
-def read_error(what: bytes | int, fds: list[int]) -> ZephonError:
-    """The error of `write_error`."""
-    if isinstance(what, bytes):
-        return cast(ZephonError, pickle.loads(what))
-    segment = Segment(fds.pop(0), what)
-    try:
-        return cast(ZephonError, pickle.loads(segment.map))
-    finally:
-        segment.close()
 
 
 def _state(state: LaneState) -> list[Any]:

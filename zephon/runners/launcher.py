@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import importlib
 import os
 import pickle
 import select
@@ -42,17 +43,19 @@ MOST_RING_MEMORY = 128 << 20  # reserving pages costs 0.4 s a GiB
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What the trainer sends: the work of each stage, its workers, and what the engine process runs."""
+    """What the trainer sends: the work of each stage, its workers, and the job of the engine process."""
 
     works: list[StageWork]
     workers: list[int]
     ring_bytes: int
-    engine: Callable[[Any, list[list[Wiring]], socket.socket, socket.socket], None]
     job: Any
 
 
-def main(control_fd: int, engine_fd: int, trainer_pid: int) -> NoReturn:
-    """The launcher's life. Called in a fresh interpreter by `runners/spawn.py`."""
+def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoReturn:
+    """The launcher's life. Called in a fresh interpreter by `runners/spawn.py`.
+
+    `engine`: the module whose `serve` is the engine process. It is imported while the trainer still packs the orders.
+    """
     trainer = _watch(trainer_pid)
     control, to_trainer = socket.socket(fileno=control_fd), socket.socket(fileno=engine_fd)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -60,8 +63,9 @@ def main(control_fd: int, engine_fd: int, trainer_pid: int) -> NoReturn:
     if trainer is None:
         os._exit(0)
     try:
+        serve_engine = importlib.import_module(engine).serve
         orders = read_orders(control)
-        tree = _Tree(orders, control, to_trainer)
+        tree = _Tree(orders, serve_engine, control, to_trainer)
     except BaseException as error:
         _report(to_trainer, error)
         os._exit(1)
@@ -122,14 +126,16 @@ def _report(to_trainer: socket.socket, error: BaseException) -> None:
 class _Tree:
     """The processes below the launcher."""
 
-    def __init__(self, orders: Orders, control: socket.socket, to_trainer: socket.socket) -> None:
+    def __init__(
+        self, orders: Orders, serve_engine: Callable[..., None], control: socket.socket, to_trainer: socket.socket
+    ) -> None:
         self._orders, self._control = orders, control
         self._wirings = make_wirings(orders.workers, orders.ring_bytes)
         self._engine_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._children: dict[int, tuple[int, int, int]] = {}  # pidfd -> (pid, stage, index); the engine is stage -1
         self._poll = select.poll()
         _check_threads()
-        self._fork(-1, 0, lambda: orders.engine(orders.job, self._wirings, to_trainer, child_end))
+        self._fork(-1, 0, lambda: serve_engine(orders.job, self._wirings, to_trainer, child_end))
         child_end.close()
         to_trainer.close()
         for stage, count in enumerate(orders.workers):

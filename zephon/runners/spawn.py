@@ -21,20 +21,22 @@ _CODE = """
 import sys
 sys.path[:] = {path!r}
 from zephon.runners.launcher import main
-main({control}, {engine}, {pid})
+main({control}, {engine}, {pid}, {module!r})
 """
 STOP_TIMEOUT_S = 2.0
 
 
 class Launcher:
-    """A running launcher. `engine` is the trainer's end of the socket to the engine process."""
+    """A running launcher. `engine` is the trainer's end of the socket to the engine process.
 
-    def __init__(self, orders: Orders) -> None:
-        raw = _pickled(orders)
+    `module`: whose `serve` the engine process runs.
+    """
+
+    def __init__(self, module: str, orders: Orders) -> None:
         self._control, control = socket.socketpair()
         self.engine, engine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = [*(entry for entry in sys.path if isinstance(entry, str)), str(Path(__file__).parents[2])]
-        code = _CODE.format(path=path, control=control.fileno(), engine=engine.fileno(), pid=os.getpid())
+        code = _CODE.format(path=path, control=control.fileno(), engine=engine.fileno(), pid=os.getpid(), module=module)
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.DEVNULL,
@@ -45,6 +47,7 @@ class Launcher:
         control.close()
         engine.close()
         try:
+            raw = _pickled(orders)  # while the launcher starts and imports
             self._control.sendall(len(raw).to_bytes(8, "little") + raw)
         except BaseException as error:
             self.close()
