@@ -101,7 +101,7 @@ class RingMachine(RuleBasedStateMachine):
 
 
 TestRing = RingMachine.TestCase
-TestRing.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestRing.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 
 
 @given(capacity=CAPACITIES, lengths=st.lists(st.floats(0, 1), min_size=1, max_size=80))

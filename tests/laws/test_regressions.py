@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import zephon as zp
 from zephon.ops.accumulator import Key, Ref
+from zephon.testing.oracle import OracleLane
 
 
 def rows(name: str, count: int, start: int = 0) -> zp.Dataset:
@@ -173,6 +175,38 @@ def test_a_thousand_datasets_fit_a_header() -> None:
     lanes = state.pop("lanes")
     assert len(lanes) == 1
     assert len(json.dumps(state)) <= 65_536
+
+
+@pytest.mark.law("L10")
+@pytest.mark.parametrize("task_records", [1, 64])
+def test_an_event_that_fails_counts_nothing(task_records: int) -> None:
+    """A flush lets several records go: one is dropped by pack, a later one fails in the stage between."""
+
+    def fail(record: dict[str, Any]) -> dict[str, Any]:
+        if record["id"] == 99:
+            raise ValueError("99")
+        return record
+
+    ids = [*range(6), 99]
+    toy = zp.Dataset.from_list("toy", [{"id": i, "input_ids": [] if i % 2 else [i]} for i in ids])
+    line = (
+        over(toy, shuffle="none", chunk_size=7).shuffle(8).map(fail).pack(1).batch(1).options(task_records=task_records)
+    )
+    truth, found = oracle(line), []
+    iterator = iter(line)
+    with pytest.raises(zp.errors.OperatorError, match="99"):
+        while True:
+            next(iterator)
+            found.append(line.counts()["dropped"][0])
+    assert found == truth
+
+
+def oracle(line: zp.Pipeline) -> list[dict[str, int]]:
+    """The drops behind each batch of lane 0, up to its error."""
+    found: list[dict[str, int]] = []
+    with suppress(zp.errors.ZephonError):
+        found.extend(batch.dropped for batch in OracleLane(line, 0))
+    return found
 
 
 class Odd(zp.WorkSource):

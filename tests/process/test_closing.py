@@ -235,6 +235,21 @@ def test_the_interpreter_ends(way: str) -> None:
     is_clean(err)
 
 
+def test_what_workers_print_is_not_lost() -> None:
+    """They are killed in the end, so nothing may wait in a buffer; nothing comes twice, either."""
+    code = START.replace("    return {", "    print('record', record['id'])\n    return {") + "pipeline.close()"
+    status, out, err = run_script(code, env={"PYTHONUNBUFFERED": ""})
+    assert (status, err) == (0, "")
+    printed = out.split("\n")[:-1]
+    assert len(printed) >= 12
+    assert len(printed) == len(set(printed))
+
+
+def test_a_trainer_that_ignores_the_ends_of_its_children() -> None:
+    status, _, err = run_script("import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n" + START)
+    assert (status, err) == (0, "")
+
+
 def test_worker_programs_that_user_code_started_end_too(tmp_path: Path) -> None:
     with line(64, Spawn()) as pipeline:
         iterator = iter(pipeline)

@@ -15,11 +15,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import zephon as zp
+from tests.laws.harness import Run, examples, run, same_group, truths
 from tests.process.functions import Die, DieOnce, Enrich, Stand, burn
-from tests.process.helpers import children, digests, engine, ids, kill, launcher, line, lives, slow, wait_until, workers
+from tests.process.helpers import (
+    children,
+    command,
+    digests,
+    engine,
+    ids,
+    kill,
+    launcher,
+    line,
+    lives,
+    slow,
+    wait_until,
+    workers,
+)
 from zephon.errors import OperatorError, WorkerError
+from zephon.testing.recipes import Recipe
+from zephon.testing.strategies import executions, recipes
 
 pytestmark = pytest.mark.law("L7")
 
@@ -113,6 +131,50 @@ def test_twenty_random_kills_during_a_run() -> None:
     assert deaths == 20
     assert found == digests(line(4000, Enrich(), burn, batch=8, canonical_replicas=4, runner="inline"))
     assert longest < 5
+
+
+def killed_all_the_time(recipe: Recipe, seed: int, **options: Any) -> Run:
+    """The recipe's batches while a worker is killed again and again, busy or not."""
+    chosen, over = random.Random(seed), threading.Event()
+
+    def kill_some() -> None:
+        for _ in range(60):
+            boss = [pid for pid in children(os.getpid()) if "zephon.runners.launcher" in command(pid)]
+            alive = children(boss[0])[1:] if boss else []
+            if alive:
+                kill(chosen.choice(alive))
+            if over.wait(chosen.uniform(0.002, 0.03)):
+                return
+
+    killer = threading.Thread(target=kill_some)
+    with recipe.build(runner="process", max_worker_retries=1000, **options) as pipeline:
+        killer.start()
+        try:
+            return run(pipeline)
+        finally:
+            over.set()
+            killer.join()
+
+
+def check_killed(recipe: Recipe, data: st.DataObject) -> None:
+    options = data.draw(executions(recipe))
+    found = killed_all_the_time(recipe, data.draw(st.integers(0, 99)), ring_bytes=4096, **options)
+    lanes = {lane: wanted for (lane, _), wanted in truths(recipe).items()}
+    same_group(found, lanes, recipe.options["cycles_per_step"], options)
+
+
+@examples(0.01)
+@given(recipe=recipes(max_lanes=4), data=st.data())
+def test_any_pipeline_while_workers_die(recipe: Recipe, data: st.DataObject) -> None:
+    """What was half done is cut into pieces and done again: drops, children, lengths and marks fall into place."""
+    check_killed(recipe, data)
+
+
+@pytest.mark.slow
+@examples(0.5)
+@given(recipe=recipes(failing="maybe"), data=st.data())
+def test_many_pipelines_while_workers_die(recipe: Recipe, data: st.DataObject) -> None:
+    check_killed(recipe, data)
 
 
 def test_deaths_in_a_second_stage(tmp_path: Path) -> None:

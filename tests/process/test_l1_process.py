@@ -136,6 +136,16 @@ def test_a_chain_of_restores_across_runners() -> None:
     assert found == reference
 
 
+def test_two_pipelines_at_once() -> None:
+    """Training and evaluation, batch by batch in turn; one is closed while the other one goes on."""
+    reference = digests(rich(runner="inline"))
+    with rich() as one, rich(parallelism=1) as other:
+        pairs = list(islice(zip(one, other, strict=True), 6))
+        assert [digests(pair) for pair in pairs] == [[digest] * 2 for digest in reference[:6]]
+        other.close()
+        assert digests(one) == reference
+
+
 def test_the_second_pass_of_one_pipeline() -> None:
     with rich() as processes, rich(runner="inline") as inline:
         for _ in range(2):

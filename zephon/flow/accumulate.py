@@ -44,7 +44,7 @@ class Chain:
             refs, events, failed = self._through(accumulator, run.lane, refs, events, mark, drops)
             mark = failed or mark
         through = run.through
-        if mark is not None and mark is not run.mark:  # one of them failed: what its event dropped is not decided
+        if mark is not None and mark.kind == "error":  # what the event that failed dropped is not decided
             through = mark.event - 1
             drops = [drop for drop in drops if drop[0] <= through]
         drops.sort(key=lambda drop: drop[0])  # stable: each accumulator's own drops are in order already

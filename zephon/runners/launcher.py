@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import fcntl
 import importlib
+import io
 import os
 import pickle
 import select
@@ -60,6 +61,8 @@ def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoRe
     control, to_trainer = socket.socket(fileno=control_fd), socket.socket(fileno=engine_fd)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a preempted trainer may still save its state
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # workers are killed in the end: what user code prints is not lost
     if trainer is None:
         os._exit(0)
     try:
