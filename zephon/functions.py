@@ -36,11 +36,10 @@ _FLAGS |= inspect.CO_ITERABLE_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # Entries of a class's namespace that say where it stands or what was derived from the others.
 # fmt: off
 _DERIVED = frozenset((
-    "__slotnames__",
     "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__",
     "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__orig_bases__",
     "__parameters__", "__type_params__", "__match_args__", "__dataclass_params__", "__dataclass_fields__",
-    "__abstractmethods__", "_abc_impl",
+    "__abstractmethods__", "_abc_impl", "__slotnames__",
 ))
 # fmt: on
 
