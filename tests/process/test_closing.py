@@ -81,7 +81,7 @@ def test_ways_of_leaving(way: Callable[[zp.Pipeline, Any], None]) -> None:
     assert not children(os.getpid())
     del iterator
     gc.collect()
-    assert open_descriptors() == descriptors
+    assert open_descriptors() <= descriptors
     pipeline.close()
 
 
@@ -95,7 +95,7 @@ def test_a_forgotten_iterator() -> None:
     del batch
     gc.collect()
     assert not any(map(lives, tree))
-    assert open_descriptors() == descriptors
+    assert open_descriptors() <= descriptors
 
 
 def test_an_iterator_that_never_began_starts_nothing() -> None:
@@ -176,7 +176,7 @@ def test_many_cycles_keep_descriptors_and_processes_flat() -> None:
         found = ids(islice(iter(pipeline), 2))
         assert found == list(range(8))
         pipeline.close()
-        assert open_descriptors() == descriptors, cycle
+        assert open_descriptors() <= descriptors, cycle
         assert not children(os.getpid())
 
 
@@ -186,7 +186,7 @@ def test_fifty_cycles_keep_descriptors_flat() -> None:
     for cycle in range(50):
         with line(64, Full(20_000 * (1 + cycle % 3)), parallelism=1 + cycle % 3) as pipeline:
             assert len(ids(islice(iter(pipeline), 1 + cycle % 9))) == 4 * (1 + cycle % 9)
-        assert open_descriptors() == descriptors, cycle
+        assert open_descriptors() <= descriptors, cycle
 
 
 def test_kept_batches_outlive_the_pipeline() -> None:
