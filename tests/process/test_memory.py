@@ -65,12 +65,13 @@ def test_large_batches_reuse_their_slots() -> None:
 
 def test_a_trainer_that_stops_reading_holds_the_tree_back() -> None:
     """Nothing runs ahead of the consumer by more than slots and rings: the workers come to rest."""
+    own = memory(os.getpid())  # of all that earlier tests have loaded
     with line(20_000, Full(4096), batch=4, canonical_replicas=2, prefetch_batches=2, task_records=8) as pipeline:
         iterator = iter(pipeline)
         next(iterator)
         for pid in children(launcher()):
             rests(pid)
-        assert tree_memory() < 400 * MIB
+        assert tree_memory() - own < 300 * MIB
         assert sum(len(batch["id"]) for batch in islice(iterator, 50)) == 200
 
 
