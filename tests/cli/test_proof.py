@@ -109,7 +109,7 @@ def test_the_place_is_named() -> None:
 
 
 def test_an_accumulator_that_mixes_lanes() -> None:
-    checks = verify(pipelines.with_mixer(), topologies=[1, 4])
+    checks = verify(pipelines.with_mixer(), topologies=[1, 4], runners=["inline"])  # where two runs surely agree
     found = first_difference(checks)
     assert "accumulator 'mixer'" in found.cause
     assert "by lane" in found.cause
