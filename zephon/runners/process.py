@@ -229,7 +229,7 @@ class ProcessPool:
         self.deaths += 1
         if not worker.ready:
             self._failed_starts += 1
-            if self._failed_starts >= MOST_FAILED_STARTS:
+            if self._failed_starts >= MOST_FAILED_STARTS + 2 * len(self._workers):  # all may be killed at once
                 raise WorkerError(
                     f"{self._failed_starts} workers in a row died while they started, in the setup of "
                     f"'{' -> '.join(self._work.names)}': {_how(status)}; mend that setup, or use "
