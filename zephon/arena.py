@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zephon.ipc.codec import dump
-from zephon.ipc.columns import ALIGNMENT, Blob, is_plain_name, is_sendable, pickled
+from zephon.ipc.columns import Blob, is_plain_name, is_sendable, pickled
+from zephon.ipc.message import ALIGNMENT
 from zephon.ipc.segment import Segment
 from zephon.lineage import Origins
 
@@ -142,7 +143,7 @@ def write_fields(slot: Slot, fields: dict[str, Any]) -> list[list[Any]]:
             described.append([sent_name, dtype, list(value.shape), _place(slot, value)])
         else:
             blob = value if isinstance(value, Blob) else pickled(value)
-            offsets, data = _copied(slot, blob.offsets), _copied(slot, blob.data)
+            offsets, data = _place(slot, blob.offsets), _place(slot, blob.data)
             described.append([sent_name, blob.kind, len(blob.offsets), offsets, len(blob.data), data])
     return described
 
@@ -150,7 +151,7 @@ def write_fields(slot: Slot, fields: dict[str, Any]) -> list[list[Any]]:
 def write_origins(slot: Slot, origins: Origins) -> list[Any]:
     """Puts the origins of a batch into the slot; returns their description."""
     counts = None if origins.counts is None else [len(origins.counts), _copied(slot, origins.counts)]
-    return [counts, len(origins.row), _copied(slot, origins.dataset), _copied(slot, origins.row), origins.path]
+    return [counts, len(origins.row), _place(slot, origins.dataset), _place(slot, origins.row), origins.path]
 
 
 def write_description(slot: Slot, described: Any) -> list[int]:
@@ -183,7 +184,7 @@ class Lease(weakref.ref[NDArray[Any]]):
 
 
 class SlotView:
-    """One batch in a slot, on the trainer's side: arrays over the slot's memory, as long as anyone holds one."""
+    """What is in a slot, on the trainer's side: arrays over the slot's memory, as long as anyone holds one."""
 
     def __init__(self, memory: Any, size: int) -> None:
         self._lease = np.frombuffer(memory, np.uint8, size)

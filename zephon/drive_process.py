@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections import deque
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,7 +22,10 @@ from zephon.exchange import ENGINE, MOST_DESCRIPTORS, read_error
 from zephon.flow.batcher import End, Failed
 from zephon.flow.progress import LaneState
 from zephon.flow.tail import Tail
+from zephon.ipc.columns import Blob
 from zephon.ipc.segment import Segment
+from zephon.lineage import Origins
+from zephon.record import Origin
 from zephon.runners import threads
 from zephon.runners.execute import StageWork
 from zephon.runners.launcher import Orders
@@ -31,6 +35,8 @@ SPARE_SLOTS = 3  # one that the trainer works on, one on the way, one that is be
 METRICS_TIMEOUT_S = 0.3
 MOST_MESSAGE_BYTES = 1 << 20
 _decode = msgspec.msgpack.Decoder().decode
+_read_state = msgspec.msgpack.Decoder(LaneState).decode
+_read_states = msgspec.msgpack.Decoder(list[LaneState]).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -45,7 +51,7 @@ class ProcessDriver:
         self._slot_bytes = 1  # of the largest slot
         self._leases: dict[int, Lease] = {}
         self._freed: deque[Lease] = deque()
-        self._waiting = 0  # batches in the tail, which the user does not hold yet
+        self._untaken: dict[int, int] = {}  # by slot, batches in the tail, which the user does not hold yet
         self._least_slots = SPARE_SLOTS + job.prefetch_batches
         self._closed = False
         self._receiving = threading.Lock()
@@ -71,11 +77,13 @@ class ProcessDriver:
     def took(self, item: TailItem) -> TailItem:
         """A slot that comes back is what makes room. A trainer that keeps many batches gets copies of further ones."""
         if isinstance(item, Ready):
-            self._waiting -= 1
+            self._untaken[item.slot] -= 1
+            if not self._untaken[item.slot]:
+                del self._untaken[item.slot]
             most = most_slots(self._least_slots, self._slot_bytes)
             if len(self._freed) * 4 >= most:
                 self._send_freed()
-            if len(self._leases) - len(self._freed) - self._waiting > most // 2:
+            if len(self._leases) - len(self._freed) - len(self._untaken) > most // 2:
                 return Ready(item.batch.copy(), item.state)
         return item
 
@@ -117,14 +125,15 @@ class ProcessDriver:
     def _receive_item(self, item: list[Any], fds: list[int]) -> None:
         kind, lane, *what = item
         if kind == "B":
-            self.tail.put(lane, self._batch(lane, what, fds))
+            self._receive_batches(lane, what, fds)
         elif kind == "E":
-            self.tail.put(lane, End(_state(what[0])))
+            self.tail.put(lane, End(_read_state(what[0])))
         else:
             self.tail.put(lane, Failed(read_error(what[0], fds)))
 
-    def _batch(self, lane: int, what: list[Any], fds: list[int]) -> Ready:
-        number, new_size, retired, turn, state, num_samples, place, size = what
+    def _receive_batches(self, lanes: list[int], what: list[Any], fds: list[int]) -> None:
+        """Batches that lie in one slot, end to end. It is free when nobody holds anything of any of them."""
+        number, new_size, retired, place, size, turns, samples, states = what
         for old in retired:
             self._slots.pop(old).close()
         if new_size:
@@ -132,12 +141,16 @@ class ProcessDriver:
             self._slot_bytes = max(self._slot_bytes, new_size)
         view = SlotView(self._slots[number].map, size)
         self._leases[number] = view.lease(number, self._freed)
-        self._waiting += 1
-        step = turn // self._job.cycles_per_step
-        fields, origins = view.description(*place)
-        found = view.origins(origins).samples
-        batch = Batch(view.fields(fields), lane, step, self._job.pass_index, num_samples, found, self._job.locate)
-        return Ready(batch, _state(state))
+        self._untaken[number] = len(lanes)
+        described, origins = view.description(*place)
+        fields, found, job = view.fields(described), view.origins(origins), self._job
+        at = 0
+        for lane, turn, count, state in zip(lanes, turns, samples, _read_states(states), strict=True):
+            own = fields if len(lanes) == 1 else {name: _rows(v, at, at + count) for name, v in fields.items()}
+            find = partial(_samples, found, at, at + count)
+            batch = Batch(own, lane, turn // job.cycles_per_step, job.pass_index, count, find, job.locate)
+            self.tail.put(lane, Ready(batch, state, number))
+            at += count
 
     def _send_freed(self) -> None:
         """Gives slots back, several at a time: at the latest when the trainer is about to wait."""
@@ -176,16 +189,10 @@ class ProcessDriver:
             slot.close()
 
 
-def _state(fields: list[Any]) -> LaneState:
-    pass_index, chunk, offset, skip, samples, turns, delivered, counts, place_counts = fields
-    return LaneState(
-        pass_index=pass_index,
-        chunk=chunk,
-        offset=offset,
-        skip=skip,
-        samples=samples,
-        turns=turns,
-        delivered=delivered,
-        counts=tuple(counts),
-        place_counts=tuple(place_counts),
-    )
+def _rows(field: Any, start: int, stop: int) -> Any:
+    """Some rows of a field that several batches share."""
+    return field.view(start, stop) if isinstance(field, Blob) else field[start:stop]
+
+
+def _samples(found: Origins, start: int, stop: int) -> list[tuple[Origin, ...]]:
+    return found.cut(start, stop).samples()

@@ -47,6 +47,8 @@ class Ready(msgspec.Struct, frozen=True):
 
     batch: Batch
     state: LaneState
+    slot: int = 0
+    """The number of the slot that it lies in, where it lies in one."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -190,7 +192,7 @@ class Engine:
         except BaseException as error:
             let_through(error, self._interrupts)
             return Failed(self.batch_error(error, run.lane, cut))
-        num_samples = sum(stop - start for _, start, stop in cut.segments)
+        num_samples = cut.num_samples
         origins = origins_in(cut.segments).samples
         step = cut.turn // self.job.cycles_per_step
         batch = Batch(fields, run.lane, step, run.pass_index, num_samples, origins, self.job.locate)

@@ -1,9 +1,10 @@
 """The engine in a process of its own: the flow on an event loop, batches into slots, in the tail's order.
 
-Messages to the trainer (a socket that keeps their bounds): `I` the next items of the tail, each a batch in a slot
-("B"; the descriptor of a new slot comes along), a lane's end ("E") or the error that ends a lane ("F"); `X` the error
-that ends everything; `M` metrics. From the trainer: `f` slots are free, `m` metrics are wanted. A wake-up costs more
-than a small batch, so all that is ready travels in one message.
+Messages to the trainer (a socket that keeps their bounds): `I` the next items of the tail, each one or more batches in
+a slot ("B"; the descriptor of a new slot comes along), a lane's end ("E") or the error that ends a lane ("F"); `X` the
+error that ends everything; `M` metrics. From the trainer: `f` slots are free, `m` metrics are wanted. A slot and a
+wake-up cost more than copying a small batch, so small batches that are ready together share a slot, and all that is
+ready travels in one message.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ from zephon.engine import Engine, Job, TailItem
 from zephon.errors import InternalError, ZephonError, describe
 from zephon.exchange import MOST_DESCRIPTORS, write_error
 from zephon.flow.batcher import Cut, End, Failed
-from zephon.flow.progress import LaneState
 from zephon.lineage import origins_in
-from zephon.ops.batch import collate
+from zephon.ops.batch import collate, stacking_of
 from zephon.runners import threads
 from zephon.runners.execute import StageWork
 from zephon.runners.process import ProcessPool, Wiring
@@ -35,6 +35,7 @@ except ImportError:
     from asyncio import new_event_loop  # type: ignore[assignment]
 
 MOST_MESSAGE_BYTES = 32_768  # of small items in one message; the socket takes about 200 KB
+SHARED_BYTES = 1 << 17  # of several batches in one slot
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
@@ -63,6 +64,7 @@ class _Server:
         self._over = False
         self._error: BaseException | None = None
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
+        self._sample_bytes = float(SHARED_BYTES)  # of the batch before; at first nothing is known to be small
         stages = iter(wirings)
 
         def make_pool(work: StageWork, workers: int, notify: Callable[[], None]) -> ProcessPool:
@@ -145,29 +147,51 @@ class _Server:
         return sent
 
     def _encoded(self, item: TailItem, fds: list[int]) -> bytes:
-        """Takes the next item from the tail; returns its message, and adds the descriptor of a new slot to `fds`."""
+        """Takes the next item or batches from the tail; returns the message. A new slot's descriptor goes to `fds`."""
         tail = self._engine.tail
         if isinstance(item, End):
-            return _encode(["E", tail.finish(), _state(item.state)])
-        lane, _ = tail.pop()
+            return _encode(["E", tail.finish(), _encode(item.state)])
         if isinstance(item, Cut):
+            taken = self._take_batches()
+            lane, first = taken[0]
             try:
-                return self._encoded_batch(lane, item, fds)
-            except Exception as error:
-                item = Failed(self._engine.batch_error(error, lane, item))
+                return self._encoded_batches(taken, fds)
+            except Exception as error:  # the iteration ends at this batch, so those behind it are not missed
+                item = Failed(self._engine.batch_error(error, lane, first))
                 self._engine.stages[-1].stop(lane)
+        else:
+            lane, _ = tail.pop()
         assert isinstance(item, Failed)
         return _encode(["F", lane, *write_error(item.error, fds)])
 
-    def _encoded_batch(self, lane: int, cut: Cut, fds: list[int]) -> bytes:
-        slot, written = self._arena.write(lambda slot: self._write(slot, cut))
-        self._engine.count_batch(written[0])
+    def _take_batches(self) -> list[tuple[int, Cut]]:
+        """The next batch, and those behind it that can share its slot: made by the same copying, and small."""
+        tail = self._engine.tail
+        lane, first = tail.pop()
+        assert isinstance(first, Cut)
+        taken, num_samples = [(lane, first)], first.num_samples
+        stacking = stacking_of(first.segments)
+        while stacking is not None and isinstance(item := tail.peek(), Cut):
+            num_samples += item.num_samples
+            if num_samples * self._sample_bytes > SHARED_BYTES or stacking_of(item.segments) != stacking:
+                break
+            taken.append((tail.pop()[0], item))
+        return taken
+
+    def _encoded_batches(self, taken: list[tuple[int, Cut]], fds: list[int]) -> bytes:
+        cuts = [cut for _, cut in taken]
+        slot, place = self._arena.write(lambda slot: self._write(slot, cuts))
+        samples = [cut.num_samples for cut in cuts]
+        self._sample_bytes = slot.used / sum(samples)
+        for num_samples in samples:
+            self._engine.count_batch(num_samples)
         new_size = 0
         if not slot.announced:
             slot.announced, new_size = True, slot.segment.size
             fds.append(slot.segment.fd)
-        retired = self._arena.take_retired()
-        return _encode(["B", lane, slot.number, new_size, retired, cut.turn, _state(cut.state), *written])
+        what = [slot.number, new_size, self._arena.take_retired(), place, slot.used]
+        turns, states = [cut.turn for cut in cuts], _encode([cut.state for cut in cuts])
+        return _encode(["B", [lane for lane, _ in taken], *what, turns, samples, states])
 
     def _send_items(self, items: list[bytes], fds: list[int]) -> None:
         """One message of several items, which are then forgotten."""
@@ -184,19 +208,19 @@ class _Server:
         loop = asyncio.get_running_loop()
         try:
             while self._unsent:
-                socket.send_fds(self._trainer, [self._unsent[0][0]], self._unsent[0][1])
+                message, fds = self._unsent[0]
+                if fds:
+                    socket.send_fds(self._trainer, [message], fds)
+                else:
+                    self._trainer.send(message)
                 self._unsent.popleft()
             loop.remove_writer(self._trainer.fileno())
         except BlockingIOError:
             loop.add_writer(self._trainer.fileno(), self._called, self._flush)
 
-    def _write(self, slot: Slot, cut: Cut) -> list[Any]:
-        """[samples, where in the slot the fields and origins are described, bytes used]."""
-        fields = collate(cut.segments, slot.empty)
-        num_samples = sum(stop - start for _, start, stop in cut.segments)
-        described = [write_fields(slot, fields), write_origins(slot, origins_in(cut.segments))]
-        return [num_samples, write_description(slot, described), slot.used]
-
-
-def _state(state: LaneState) -> list[Any]:
-    return list(msgspec.structs.astuple(state))
+    @staticmethod
+    def _write(slot: Slot, cuts: list[Cut]) -> list[int]:
+        """Puts batches into a slot, end to end; returns where in it their fields and origins are described."""
+        segments = [segment for cut in cuts for segment in cut.segments]
+        fields = write_fields(slot, collate(segments, slot.empty))
+        return write_description(slot, [fields, write_origins(slot, origins_in(segments, slot.empty))])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,23 +33,38 @@ class Origins:
         ends = np.cumsum(self.counts).tolist()
         return [tuple(flat[end - count : end]) for end, count in zip(ends, self.counts.tolist(), strict=True)]
 
+    def cut(self, start: int, stop: int) -> Origins:
+        """Those of the samples start .. stop - 1."""
+        counts = None if self.counts is None else self.counts[start:stop]
+        if self.counts is not None:
+            start, stop = int(self.counts[:start].sum()), int(self.counts[:stop].sum())
+        path = None if self.path is None else self.path[start:stop]
+        return Origins(counts, self.dataset[start:stop], self.row[start:stop], path)
 
-def origins_in(segments: list[tuple[Handles, int, int]]) -> Origins:
-    """The origins of the samples in these runs of handles."""
+
+def origins_in(segments: list[tuple[Handles, int, int]], empty: Callable[..., Any] = np.empty) -> Origins:
+    """The origins of the samples in these runs of handles. `empty(shape, dtype)` gives the memory of the columns."""
     parts = [_of_run(*segment) for segment in segments]
-    if len(parts) == 1:
-        return parts[0]
-    counts = None
-    if any(part.counts is not None for part in parts):
-        counts = np.concatenate([np.ones(len(p.row), np.int64) if p.counts is None else p.counts for p in parts])
-    path = None
-    if any(part.path for part in parts):
-        path = [step for part in parts for step in (part.path or [()] * len(part.row))]
-    dataset, row = np.concatenate([p.dataset for p in parts]), np.concatenate([p.row for p in parts])
-    return Origins(counts, dataset, row, path)
+    total = sum(len(row) for _, _, row, _ in parts)
+    whole = Origins(None, empty(total, np.int64), empty(total, np.int64), None)
+    at = 0
+    for _, dataset, row, _ in parts:
+        whole.dataset[at : at + len(row)] = dataset
+        whole.row[at : at + len(row)] = row
+        at += len(row)
+    if any(counts is not None for counts, _, _, _ in parts):
+        every = [np.ones(len(row), np.int64) if counts is None else counts for counts, _, row, _ in parts]
+        whole.counts = np.concatenate(every)
+    if any(path for _, _, _, path in parts):
+        whole.path = [step for _, _, row, path in parts for step in (path or [()] * len(row))]
+    return whole
 
 
-def _of_run(samples: Handles, start: int, stop: int) -> Origins:
+_Part = tuple[Ints | None, Any, Any, list[tuple[int, ...]] | None]
+"""(counts, dataset, row, path) of a run: views, where it has them."""
+
+
+def _of_run(samples: Handles, start: int, stop: int) -> _Part:
     if isinstance(samples, Block) and isinstance(samples.lineage.items, Pointers):
         return _of_pointers(samples.lineage, samples.lineage.items, start, stop)
     found = [origins_of(samples[i]) for i in range(start, stop)]
@@ -56,12 +72,11 @@ def _of_run(samples: Handles, start: int, stop: int) -> Origins:
     counts = None if len(flat) == len(found) else np.array([len(sample) for sample in found], np.int64)
     path = [origin[3] for origin in flat] if any(origin[3] for origin in flat) else None
     dataset = np.array([origin[0] for origin in flat], np.int64)
-    return Origins(counts, dataset, np.array([origin[1] for origin in flat], np.int64), path)
+    return counts, dataset, np.array([origin[1] for origin in flat], np.int64), path
 
 
-def _of_pointers(lineage: Lineage, pointers: Pointers, start: int, stop: int) -> Origins:
+def _of_pointers(lineage: Lineage, pointers: Pointers, start: int, stop: int) -> _Part:
     index = lineage.index[start:stop]
     chosen = slice(index.start, index.stop) if isinstance(index, range) else index
     path = lineage.path[start:stop] if lineage.path else None
-    dataset = pointers.dataset[chosen].astype(np.int64)
-    return Origins(None, dataset, pointers.row[chosen], path)
+    return None, pointers.dataset[chosen], pointers.row[chosen], path

@@ -17,16 +17,8 @@ from tests.ipc.values import VALUES, record_lists, same
 from tests.laws.harness import examples
 from zephon.batch import LazyList
 from zephon.ipc.codec import dump
-from zephon.ipc.columns import (
-    ALIGNMENT,
-    Columns,
-    describe_columns,
-    make_column,
-    make_columns,
-    read_message,
-    rebuild_columns,
-    write_message,
-)
+from zephon.ipc.columns import Columns, make_column, make_columns
+from zephon.ipc.message import ALIGNMENT, describe_columns, read_message, rebuild_columns, write_message
 from zephon.ops.batch import stack_records
 from zephon.record import MISSING
 

@@ -40,10 +40,13 @@ class RingMachine(RuleBasedStateMachine):
         self.handed_out: list[tuple[memoryview, bytes]] = []
         self.number = 0
 
-    def used(self) -> int:
-        """Bytes of frames that were not given back, without what a wrap wastes."""
-        frames = [*self.published, *(payload for _, payload in self.handed_out)]
-        return sum(size_of(len(frame)) for frame in frames)
+    def fits(self, length: int) -> bool:
+        """Whether there is room: for the frame, and for what is left free before the end that it may not cross."""
+        cells = self.memory[:DATA].cast("Q")
+        head, tail = cells[HEAD // 8], cells[TAIL // 8]
+        to_end = self.capacity - head % self.capacity
+        wasted = to_end if to_end < size_of(length) else 0
+        return bool(head + wasted + size_of(length) - tail <= self.capacity)
 
     @rule(data=st.data(), cuts=st.lists(st.floats(0, 1), max_size=3))
     def put(self, data: st.DataObject, cuts: list[float]) -> None:
@@ -53,12 +56,12 @@ class RingMachine(RuleBasedStateMachine):
         payload = bytes((self.number + i) % 251 for i in range(length))
         at = sorted(round(cut * length) for cut in cuts)
         parts = [payload[a:b] for a, b in zip([0, *at], [*at, length], strict=True)]
+        fits = self.fits(length)
         done = self.producer.put([memoryview(p) if i % 2 else p for i, p in enumerate(parts)])
+        assert done == fits
+        assert done or self.published or self.handed_out, "refused by an empty ring"
         if done:
             self.published.append(payload)
-        else:
-            assert self.used() + 2 * size_of(length) > self.capacity, "refused although there was room"
-            assert self.published or self.handed_out, "refused by an empty ring"
 
     @rule()
     def get(self) -> None:

@@ -20,6 +20,11 @@ class Cut(msgspec.Struct, frozen=True):
     turn: int
     state: LaneState
 
+    @property
+    def num_samples(self) -> int:
+        """Samples of the batch."""
+        return sum(stop - start for _, start, stop in self.segments)
+
 
 class End(msgspec.Struct, frozen=True):
     """The lane has no more batches in this pass; `state` is the start of its next one."""

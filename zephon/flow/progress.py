@@ -10,7 +10,7 @@ Counts = tuple[int, ...]
 """Drops by reason, in the order of the plan's reasons."""
 
 
-class LaneState(msgspec.Struct, frozen=True, kw_only=True):
+class LaneState(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A lane's place, and what was delivered and dropped up to it.
 
     The place (pass, chunk, offset, skip) names an event to start again from, and how many of the samples that follow

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, Final, cast
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -122,11 +121,22 @@ class Blob(LazyList):
 
     def values(self) -> list[Any]:
         """All rows, decoded."""
-        decode, raw, at = _DECODE[self.kind], self.data.tobytes(), self.offsets.tolist()
+        at = self.offsets.tolist()
+        raw = self.data[at[0] : at[-1]].tobytes()
+        if at[0]:
+            at = [offset - at[0] for offset in at]
+        if self.kind == "str" and raw.isascii():  # decoded at one go
+            text = raw.decode("ascii")
+            return [text[a:b] for a, b in pairwise(at)]
+        decode = _DECODE[self.kind]
         return [decode(raw[a:b]) for a, b in pairwise(at)]
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def view(self, start: int, stop: int) -> Blob:
+        """Rows start .. stop - 1 over the same data."""
+        return Blob(self.kind, self.data, self.offsets[start : stop + 1])
 
     def cut(self, start: int, stop: int) -> Blob:
         first = self.offsets[start]
@@ -214,12 +224,22 @@ def _blob(kind: str, raw: Sequence[bytes]) -> Blob:
 
 
 class Columns(Sequence[Record]):
-    """n records by column: a sequence that makes a dict when asked for one."""
+    """Records start .. start + n - 1 of `columns`: a sequence that makes a dict when asked for one.
 
-    __slots__ = ("columns", "num_records")
+    `stacking`: what decides how a field of a batch is made of each column, where that is copying alone (fixed columns,
+    text and bytes); None where values must be looked at. Batches of equal `stacking` have fields of equal make.
+    """
 
-    def __init__(self, columns: dict[str, Column], num_records: int) -> None:
-        self.columns, self.num_records = columns, num_records
+    __slots__ = ("columns", "num_records", "stacking", "start")
+
+    def __init__(
+        self,
+        columns: dict[str, Column],
+        num_records: int,
+        start: int = 0,
+        stacking: tuple[tuple[Any, ...], ...] | None = None,
+    ) -> None:
+        self.columns, self.num_records, self.start, self.stacking = columns, num_records, start, stacking
 
     def __len__(self) -> int:
         return self.num_records
@@ -227,16 +247,17 @@ class Columns(Sequence[Record]):
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
             return self.cut(*i.indices(self.num_records)[:2])
+        at = range(self.start, self.start + self.num_records)[i]
         if WHOLE in self.columns:
-            return cast(Record, self.columns[WHOLE].value(i))
-        return {name: column.value(i) for name, column in self.columns.items()}
+            return cast(Record, self.columns[WHOLE].value(at))
+        return {name: column.value(at) for name, column in self.columns.items()}
 
     def __iter__(self) -> Iterator[Record]:
         return (self[i] for i in range(self.num_records))
 
     def cut(self, start: int, stop: int) -> Columns:
-        """The records start .. stop - 1, as views."""
-        return Columns({name: c.cut(start, stop) for name, c in self.columns.items()}, stop - start)
+        """The records start .. stop - 1, as a view."""
+        return Columns(self.columns, stop - start, self.start + start, self.stacking)
 
     @staticmethod
     def collate(pieces: list[tuple[Any, int, int]], empty: Callable[..., Any]) -> dict[str, Any] | None:
@@ -247,33 +268,46 @@ class Columns(Sequence[Record]):
         names = set(pieces[0][0].columns) if isinstance(pieces[0][0], Columns) else set()
         if not names or WHOLE in names:
             return None
-        if not all(isinstance(records, Columns) and set(records.columns) == names for records, _, _ in pieces):
+        runs = _runs(pieces)
+        if runs is None or not all(columns.keys() == names for columns, _, _ in runs):
             return None
-        fields = {}
-        for name in names:
-            fields[name] = _join([records.columns[name].cut(a, b) for records, a, b in pieces], empty)
-        return fields
+        return {name: _join([(columns[name], a, b) for columns, a, b in runs], empty) for name in names}
 
 
-def _join(columns: list[Column], empty: Callable[..., Any]) -> Any:
-    """Columns of one field as the field of a batch, by the rule of `ops.batch.stack_values`."""
-    first = columns[0]
-    if isinstance(first, Fixed) and all(_alike(first, column) for column in columns):
-        total = sum(len(column.array) for column in columns if isinstance(column, Fixed))
+def _runs(pieces: list[tuple[Any, int, int]]) -> list[tuple[dict[str, Column], int, int]] | None:
+    """Pieces of Columns as (columns, start, stop), those that lie side by side as one; None where one is none."""
+    runs: list[tuple[dict[str, Column], int, int]] = []
+    last, last_stop = None, -1
+    for records, start, stop in pieces:
+        if not isinstance(records, Columns):
+            return None
+        columns, start, stop = records.columns, records.start + start, records.start + stop
+        if columns is last and start == last_stop:
+            runs[-1] = (columns, runs[-1][1], stop)
+        else:
+            runs.append((columns, start, stop))
+        last, last_stop = columns, stop
+    return runs
+
+
+def _join(runs: list[tuple[Column, int, int]], empty: Callable[..., Any]) -> Any:
+    """Runs of columns of one field as the field of a batch, by the rule of `ops.batch.stack_values`."""
+    first = runs[0][0]
+    if isinstance(first, Fixed) and all(_alike(first, column) for column, _, _ in runs):
+        total = sum(stop - start for _, start, stop in runs)
         joined = empty((total, *first.array.shape[1:]), first.array.dtype.newbyteorder("="))
         at = 0
-        for column in columns:
-            array = cast(Fixed, column).array
-            joined[at : at + len(array)] = array
-            at += len(array)
+        for column, start, stop in runs:
+            joined[at : at + stop - start] = cast(Fixed, column).array[start:stop]
+            at += stop - start
         return joined
-    if isinstance(first, Blob) and first.kind != "pickle" and all(column.kind == first.kind for column in columns):
-        return _joined_blob(first.kind, cast("list[Blob]", columns))
-    return stack_values([column.value(i) for column in columns for i in range(len(column))], empty)
+    if isinstance(first, Blob) and first.kind != "pickle" and all(column.kind == first.kind for column, _, _ in runs):
+        return _joined_blob(first.kind, cast("list[tuple[Blob, int, int]]", runs), empty)
+    return stack_values([column.value(i) for column, start, stop in runs for i in range(start, stop)], empty)
 
 
 def _alike(one: Fixed, other: Column) -> bool:
-    return (
+    return one is other or (
         isinstance(other, Fixed)
         and other.kind == one.kind
         and other.array.dtype == one.array.dtype
@@ -281,12 +315,17 @@ def _alike(one: Fixed, other: Column) -> bool:
     )
 
 
-def _joined_blob(kind: str, blobs: list[Blob]) -> Blob:
-    if len(blobs) == 1:
-        return blobs[0]
-    starts = list(accumulate((len(blob.data) for blob in blobs), initial=0))
-    shifted = [blob.offsets[1:] + start for blob, start in zip(blobs, starts, strict=False)]
-    return Blob(kind, np.concatenate([b.data for b in blobs]), np.concatenate([blobs[0].offsets[:1], *shifted]))
+def _joined_blob(kind: str, runs: list[tuple[Blob, int, int]], empty: Callable[..., Any]) -> Blob:
+    """The rows of the runs as one column."""
+    spans = [(int(blob.offsets[start]), int(blob.offsets[stop])) for blob, start, stop in runs]
+    offsets = empty(1 + sum(stop - start for _, start, stop in runs), np.int64)
+    data = empty(sum(b - a for a, b in spans), np.uint8)
+    offsets[0] = at = size = 0
+    for (blob, start, stop), (a, b) in zip(runs, spans, strict=True):
+        np.add(blob.offsets[start + 1 : stop + 1], size - a, out=offsets[at + 1 : at + 1 + stop - start])
+        data[size : size + b - a] = blob.data[a:b]
+        at, size = at + stop - start, size + b - a
+    return Blob(kind, data, offsets)
 
 
 def make_columns(records: Sequence[Record]) -> Columns:
@@ -303,58 +342,3 @@ def make_columns(records: Sequence[Record]) -> Columns:
 def is_plain_name(name: Any) -> bool:
     """Whether a field's name can stand in a description: text without lone surrogates."""
     return type(name) is str and name != WHOLE and not any("\ud800" <= letter <= "\udfff" for letter in name)
-
-
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder().decode
-ALIGNMENT: Final = 16
-
-
-def describe_columns(columns: Columns) -> tuple[list[Any], list[Array | list[Array]]]:
-    """(plain description, buffers) of columns."""
-    described = [[name, c.form, *c.describe()] for name, c in columns.columns.items()]
-    return [columns.num_records, described], [b for c in columns.columns.values() for b in c.buffers()]
-
-
-def rebuild_columns(description: list[Any], buffers: Iterator[Bytes]) -> Columns:
-    """The columns of a description over their buffers, as views."""
-    columns: dict[str, Column] = {}
-    for name, form, *what in description[1]:
-        if form == "fixed":
-            columns[name] = Fixed(what[0], next(buffers).view(what[1]).reshape(what[2]))
-        elif form == "ragged":
-            offsets = next(buffers).view(np.int64)
-            columns[name] = Ragged(next(buffers).view(what[0]).reshape(what[1]), offsets)
-        else:
-            offsets = next(buffers).view(np.int64)
-            columns[name] = Blob(what[0], next(buffers), offsets)
-    return Columns(columns, description[0])
-
-
-def write_message(head: Any, buffers: Sequence[Array | list[Array]]) -> list[Any]:
-    """A message as parts: its head (plain data), then the buffers (arrays, or arrays end to end), aligned to 16 bytes.
-
-    Layout: 8 bytes length of the packed head; the head [head, [bytes of each buffer]]; padding; buffers with padding.
-    """
-    whole = [buffer if isinstance(buffer, list) else [buffer] for buffer in buffers]
-    sizes = [sum(array.nbytes for array in arrays) for arrays in whole]
-    packed = _encode([head, sizes])
-    parts: list[Any] = [len(packed).to_bytes(8, "little"), packed, bytes(-(8 + len(packed)) % ALIGNMENT)]
-    for arrays, size in zip(whole, sizes, strict=True):
-        parts += [array.reshape(-1).view(np.uint8).data for array in arrays if array.nbytes]
-        parts.append(bytes(-size % ALIGNMENT))
-    return parts
-
-
-def read_message(memory: Any) -> tuple[Any, Iterator[Bytes]]:
-    """(head, buffers as views on `memory`)."""
-    raw = np.frombuffer(memory, np.uint8)
-    size = int.from_bytes(memory[:8], "little")
-    head, sizes = _decode(memory[8 : 8 + size])
-    return head, _views(raw, 8 + size + -(8 + size) % ALIGNMENT, sizes)
-
-
-def _views(raw: Bytes, at: int, sizes: list[int]) -> Iterator[Bytes]:
-    for size in sizes:
-        yield raw[at : at + size]
-        at += size + -size % ALIGNMENT

@@ -54,6 +54,17 @@ def _collate_blocks(segments: list[Segment], empty: Callable[..., Any]) -> dict[
     return cast("dict[str, Any] | None", collate_columns(pieces, empty))
 
 
+def stacking_of(segments: list[Segment]) -> Any:
+    """What decides how the fields of a batch are made; None where that is more than copying. See `ipc.columns`.
+
+    Batches of equal stacking, collated as one, are the same batches end to end.
+    """
+    kinds = {
+        getattr(samples.records, "stacking", None) if isinstance(samples, Block) else None for samples, _, _ in segments
+    }
+    return kinds.pop() if len(kinds) == 1 else None
+
+
 def stack_records(records: list[Record], empty: Callable[..., Any] = np.empty) -> dict[str, Any]:
     """Columns of records: an array where every record has the field with one dtype and shape, else a list.
 

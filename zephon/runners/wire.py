@@ -16,7 +16,8 @@ import numpy as np
 from zephon.errors import ZephonError
 from zephon.flow.task import Out, Slice, Task
 from zephon.ipc.codec import dump
-from zephon.ipc.columns import describe_columns, make_columns, read_message, rebuild_columns, write_message
+from zephon.ipc.columns import make_columns
+from zephon.ipc.message import describe_columns, read_message, rebuild_columns, write_message
 from zephon.record import Block, Handle, Lineage, Origin, Pointers, first_origin, join, record_of, start_of
 
 
