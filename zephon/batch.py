@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -17,12 +16,12 @@ Locate = Callable[[int, int], tuple[str, str, int]]
 """(dataset index, row) -> (dataset name, shard name, row in shard)."""
 
 
-class LazyList(abc.ABC):
-    """A list field that is decoded when someone asks for it."""
+class LazyList:
+    """A list field that is decoded when someone asks for it. (No abstract class: one is asked for at every access.)"""
 
-    @abc.abstractmethod
     def values(self) -> list[Any]:
         """The list."""
+        return list(self)  # type: ignore[call-overload]
 
 
 class Batch(Mapping[str, Any]):

@@ -14,6 +14,26 @@ from zephon.runners import inline, threads
 from zephon.runners.base import MakePool
 
 
+class _Process:
+    """Which process this is, without a system call a batch."""
+
+    pid = os.getpid()
+
+    @classmethod
+    def renew(cls) -> None:
+        cls.pid = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Process.renew)
+
+
+def check_process(pid: int) -> None:
+    """Raises Closed where the process of this number is another one, which forked this one."""
+    if _Process.pid != pid:
+        raise Closed("this iterator belongs to the process that forked this one; make a pipeline of your own here")
+
+
 class Driver(Protocol):
     """What an iterator needs of a running engine: its tail, filled from elsewhere."""
 
@@ -91,8 +111,7 @@ class ThreadDriver:
             self._ready.notify_all()
 
     def wait(self) -> None:
-        if os.getpid() != self._pid:
-            raise Closed("this iterator belongs to the process that forked this one; make a pipeline of your own here")
+        check_process(self._pid)
         with self._ready:
             while self.tail.peek() is None:
                 if self._error is not None:

@@ -16,6 +16,7 @@ import msgspec
 
 from zephon.arena import Lease, SlotView, most_slots
 from zephon.batch import Batch
+from zephon.drive import check_process
 from zephon.engine import Job, Ready, TailItem
 from zephon.errors import Closed, WorkerError
 from zephon.exchange import ENGINE, MOST_DESCRIPTORS, read_error
@@ -64,8 +65,9 @@ class ProcessDriver:
         self._socket = self._launcher.engine
 
     def wait(self) -> None:
-        if os.getpid() != self._pid:
-            raise Closed("this iterator belongs to the process that forked this one; make a pipeline of your own here")
+        check_process(self._pid)
+        if self.tail.peek() is not None:
+            return
         with self._receiving:
             while self.tail.peek() is None:
                 if self._closed:

@@ -11,7 +11,6 @@ import logging
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, cast
 
 import msgspec
@@ -284,7 +283,7 @@ class BatchIterator(Iterator[Batch]):
         if self._over or not self.lacks(_NO_TARGET):
             self._finish()
             raise StopIteration
-        with self._no_going_on():
+        try:
             driver = self._running()
             lane, item = driver.tail.pop()
             item = driver.took(item)
@@ -293,18 +292,16 @@ class BatchIterator(Iterator[Batch]):
                 raise item.error
             assert isinstance(item, Ready)
             return self._deliver(lane, item)
-
-    @contextmanager
-    def _no_going_on(self) -> Iterator[None]:
-        """What stops a move in its middle (a Ctrl-C, a dead worker) ends the iterator: the next could lose data."""
-        try:
-            yield
         except BaseException as error:
-            if not self._over:
-                self.end(f"{type(error).__name__} stopped it; to go on, load the state")
-            if isinstance(error, StopIteration):  # it would look like the end of the data
-                raise InternalError("a StopIteration came out of the flow; please report this pipeline") from error
+            self._stopped_by(error)
             raise
+
+    def _stopped_by(self, error: BaseException) -> None:
+        """What stops a move in its middle (a Ctrl-C, a dead worker) ends the iterator: the next could lose data."""
+        if not self._over:
+            self.end(f"{type(error).__name__} stopped it; to go on, load the state")
+        if isinstance(error, StopIteration):  # it would look like the end of the data
+            raise InternalError("a StopIteration came out of the flow; please report this pipeline") from error
 
     def _deliver(self, lane: int, item: Ready) -> Batch:
         """Counts the batch as delivered, last of all."""
@@ -321,7 +318,7 @@ class BatchIterator(Iterator[Batch]):
         """Whether an unfinished lane has had fewer than `turns` turns. Passes over lanes that have ended."""
         if self._over or self._left == 0:
             return False
-        with self._no_going_on():
+        try:
             driver = self._running()
             tail = driver.tail
             while tail.turn is not None and tail.turn[0] < turns:
@@ -330,6 +327,9 @@ class BatchIterator(Iterator[Batch]):
                 if not isinstance(item, End):
                     return True
                 self._session.current[tail.finish()] = item.state
+        except BaseException as error:
+            self._stopped_by(error)
+            raise
         return False
 
     def steps(self) -> Iterator[list[Batch]]:

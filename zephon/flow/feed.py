@@ -6,7 +6,9 @@ spans lanes, so a full lane never stops another one.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +16,10 @@ from zephon.errors import ConfigError
 from zephon.flow.task import Mark, Slice
 from zephon.record import MAX_CHUNK_SIZE, Pointers, event_at
 from zephon.work.source import WorkSource
+
+AHEAD_POINTERS: Final = (
+    1024  # of a lane that are made at once: the cost of one falls with their number until about here
+)
 
 
 def check_pointers(pointers: Pointers, num_datasets: int, where: str) -> None:
@@ -41,6 +47,8 @@ class LaneFeed:
         self._source, self._num_lanes, self._flush_every = source, num_lanes, flush_every
         self.lane, self.pass_index = lane, pass_index
         self._chunk, self._offset = chunk, offset
+        self._ahead: deque[Pointers] = deque()
+        self._at_once = 1
         self._pointers = self._load()
         while 0 < self._length <= self._offset:  # the place is the mark behind a chunk
             self._chunk, self._offset = self._chunk + 1, 0
@@ -49,7 +57,12 @@ class LaneFeed:
         self.on_the_way = 0
 
     def _load(self) -> Pointers:
-        pointers = self._source.chunk(self.lane, self._num_lanes, self.pass_index, self._chunk)
+        """The current chunk. The lane's first chunks come one by one, for a quick start, later ones several at once."""
+        if not self._ahead:
+            lane, index = self.lane, self._chunk
+            self._ahead.extend(self._source.chunks(lane, self._num_lanes, self.pass_index, index, self._at_once))
+            self._at_once = min(2 * self._at_once, max(1, AHEAD_POINTERS // max(1, len(self._ahead[0]))))
+        pointers = self._ahead.popleft()
         check_pointers(pointers, len(self._source.datasets), f"lane {self.lane}, chunk {self._chunk}")
         self._length = len(pointers)
         return pointers

@@ -202,7 +202,7 @@ class Dataset:
             raise
         except Exception as error:
             return [self._shard_error(shard, row, error) for row in rows.tolist()]
-        if any(type(record) is Unreadable for record in records):
+        if Unreadable in set(map(type, records)):
             return [
                 self._row_error(shard, row, record) if isinstance(record, Unreadable) else record
                 for row, record in zip(rows.tolist(), records, strict=True)

@@ -168,9 +168,9 @@ def make_column(values: Sequence[Any]) -> Column:
         except OverflowError:  # a whole number beyond 64 bits
             return pickled(values)
     if kind is str:
-        return _blob("str", [v.encode("utf-8", "surrogatepass") for v in values])
+        return _texts(values)
     if kind is bytes:
-        return _blob("bytes", values)
+        return _blob("bytes", values, b"".join(values))
     if kind is np.ndarray:
         column = _arrays(values)
         if column is not None:
@@ -184,7 +184,8 @@ def make_column(values: Sequence[Any]) -> Column:
 
 def pickled(values: Sequence[Any]) -> Blob:
     """Values as a blob column, each pickled for itself."""
-    return _blob("pickle", list(map(dump, values)))
+    raw = list(map(dump, values))
+    return _blob("pickle", raw, b"".join(raw))
 
 
 def is_sendable(dtype: np.dtype[Any]) -> bool:
@@ -213,14 +214,24 @@ def _arrays(values: Sequence[Array]) -> Column | None:
     if len({(len(shape), shape[1:]) for shape in shapes}) > 1:
         return None
     offsets = np.zeros(len(values) + 1, np.int64)
-    np.cumsum([len(v) for v in values], out=offsets[1:])
+    np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])
     return Ragged(np.concatenate(values, dtype=dtype), offsets)
 
 
-def _blob(kind: str, raw: Sequence[bytes]) -> Blob:
-    offsets = np.zeros(len(raw) + 1, np.int64)
-    np.cumsum([len(r) for r in raw], out=offsets[1:])
-    return Blob(kind, np.frombuffer(b"".join(raw), np.uint8), offsets)
+def _texts(values: Sequence[str]) -> Blob:
+    """Text as a blob column. ASCII, where a character is a byte, is encoded at one go."""
+    text = "".join(values)
+    if text.isascii():
+        return _blob("str", values, text.encode("ascii"))
+    raw = [value.encode("utf-8", "surrogatepass") for value in values]
+    return _blob("str", raw, b"".join(raw))
+
+
+def _blob(kind: str, values: Sequence[Any], data: bytes) -> Blob:
+    """`data` is the values end to end."""
+    offsets = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])
+    return Blob(kind, np.frombuffer(data, np.uint8), offsets)
 
 
 class Columns(Sequence[Record]):

@@ -12,7 +12,7 @@ from zephon.plan.graph import Plan
 TASKS_PER_WORKER = 8  # that a worker may have unfinished: a slow task then stops the others only after 8 of theirs
 
 
-MOST_TASK_RECORDS = 512
+MOST_TASK_RECORDS = 2048
 
 
 def task_records(wanted: int | None = None) -> int:

@@ -85,6 +85,8 @@ class StageWork:
             handles = (handle for piece in task.slices for handle in cast("list[Handle]", piece.items))
             loaded = [self._build(handle) for handle in handles]
         rows.index, rows.records = range(len(loaded)), loaded  # type: ignore[assignment]
+        if set(map(type, loaded)) == {dict}:
+            return
         kept = []
         for i, record in enumerate(loaded):
             if isinstance(record, dict):
@@ -114,6 +116,9 @@ class StageWork:
 
     def _fetch(self, pointers: Pointers) -> list[Record | ZephonError | None]:
         """The records of pointers; None for an excluded row. A task's rows of one dataset are read together."""
+        first = self._datasets[int(pointers.dataset[0])]
+        if not len(first.excluded_rows) and (pointers.dataset == pointers.dataset[0]).all():
+            return first.read(pointers.row)  # type: ignore[return-value]
         found: list[Record | ZephonError | None] = [None] * len(pointers)
         for number, dataset in enumerate(self._datasets):
             positions = np.flatnonzero(pointers.dataset == number)

@@ -69,14 +69,21 @@ class GlobalShuffle(Shuffle):
         self._memo: Memo[Permutation] = Memo(2 * len(datasets) + 64)
 
     def rows(self, seed: int, pass_index: int, stretches: Sequence[Stretch]) -> I64:
-        permutations, offsets, counts = [], [], []
+        permutations: list[Permutation] = []
+        offsets, counts = [], []
+        shares: list[int] = []
         for dataset, first, count in stretches:
             size = self.num_epochs[dataset] * self.num_rows[dataset]
             for turn, offset, part in _cut(first, count, size):
-                permutations.append(self._permutation(seed, pass_index, dataset, turn))
+                one = self._permutation(seed, pass_index, dataset, turn)
                 offsets.append(offset)
                 counts.append(part)
-        return permute(permutations, counts, _ranges(offsets, counts))
+                if permutations and permutations[-1] is one:  # several stretches of one epoch
+                    shares[-1] += part
+                else:
+                    permutations.append(one)
+                    shares.append(part)
+        return permute(permutations, shares, _ranges(offsets, counts))
 
     def _permutation(self, seed: int, pass_index: int, dataset: int, turn: int) -> Permutation:
         """The order of one epoch, or of the `turn`-th few epochs of a small dataset."""

@@ -56,6 +56,10 @@ class WorkSource(abc.ABC):
     def chunk(self, lane: int, num_lanes: int, pass_index: int, index: int) -> Pointers:
         """Chunk `index` of `lane` in a pass. Empty: the lane has ended, and every later chunk is empty too."""
 
+    def chunks(self, lane: int, num_lanes: int, pass_index: int, index: int, most: int) -> list[Pointers]:
+        """The chunks from `index` on: at least one, at most `most`. For sources that make several at once for less."""
+        return [self.chunk(lane, num_lanes, pass_index, index)]
+
     @abc.abstractmethod
     def length(self, pass_index: int) -> int | None:
         """Pointers in a pass, all lanes together. None: the pass is endless."""

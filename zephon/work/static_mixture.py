@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import accumulate, repeat, takewhile
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from zephon.errors import ConfigError
 from zephon.record import Pointers
 from zephon.work.ends import ENDS, End, merge_for, one_round, pass_length, slowest
 from zephon.work.shuffle import SHUFFLE_MODES, ShuffleMode, Stretch, make_shuffle
-from zephon.work.source import MAX_POSITION, DatasetLike, FlatSource, check_int, no_pointers
+from zephon.work.source import MAX_POSITION, DatasetLike, FlatSource, check_int, lane_slice, no_pointers
 from zephon.work.weights import PerDataset, by_dataset, exact_number, integer_weights
 
 LONG_PASS: Final = 100  # a pass of more than this many times the rows it must cover is worth a warning
@@ -80,11 +81,27 @@ class StaticMixture(FlatSource):
         """The pointers at positions start .. start + count - 1 of a pass; fewer where the pass ends before."""
         if self._length is not None:
             count = min(count, self._length - start)
-        if count <= 0:
-            return no_pointers()
-        component, k = self._merge.chunk(start, count)
+        return self._spans(pass_index, [(start, count)]) if count > 0 else no_pointers()
+
+    def chunks(self, lane: int, num_lanes: int, pass_index: int, index: int, most: int) -> list[Pointers]:
+        """The chunks from `index` on, to the first empty one: several at once cost little more than one."""
+        where = (lane_slice(lane, num_lanes, i, self.chunk_size, self._length) for i in range(index, index + most))
+        spans = list(takewhile(lambda span: span[1], where))
+        if not spans:
+            return [no_pointers()]
+        whole = self._spans(pass_index, spans)
+        return [
+            whole.cut(stop - count, stop)
+            for stop, (_, count) in zip(accumulate(count for _, count in spans), spans, strict=True)
+        ]
+
+    def _spans(self, pass_index: int, spans: Sequence[tuple[int, int]]) -> Pointers:
+        """The pointers of spans (start, count >= 1) of the pass, one after the other."""
+        drawn = [self._merge.chunk(start, count) for start, count in spans]
+        component, k = drawn[0] if len(drawn) == 1 else (np.concatenate(column) for column in zip(*drawn, strict=True))
         epoch = k // self._row_counts[component]
-        return Pointers(self._index[component], self._rows_of(pass_index, component, k), epoch)
+        rows = self._rows_of(pass_index, component, k, [count for _, count in spans])
+        return Pointers(self._index[component], rows, epoch)
 
     def length(self, pass_index: int) -> int | None:
         return self._length
@@ -109,18 +126,27 @@ class StaticMixture(FlatSource):
             fields["max_epochs"] = self.max_epochs
         return fields
 
-    def _rows_of(self, pass_index: int, component: NDArray[np.intp], k: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows of the draws. A component's draws are consecutive, so they are looked up component by component."""
-        if len(self._rows) == 1:
-            return self._shuffle.rows(self.seed, pass_index, [Stretch(0, int(k[0]), len(k))])
-        counts = np.bincount(component, minlength=len(self._rows))
+    def _rows_of(
+        self, pass_index: int, component: NDArray[np.intp], k: NDArray[np.int64], sizes: Sequence[int]
+    ) -> NDArray[np.int64]:
+        """Rows of the draws of spans of these sizes.
+
+        Within a span the draws of a component are consecutive, so they are looked up component by component.
+        """
+        num_spans, num_components = len(sizes), len(self._rows)
+        if num_components == 1:
+            firsts = k[np.cumsum(sizes) - sizes].tolist()
+            return self._shuffle.rows(self.seed, pass_index, list(map(Stretch, repeat(0), firsts, sizes)))
         # Sorting 16-bit integers is a radix sort, several times faster than the general one.
-        narrow = component.astype(np.int16) if len(self._rows) < 1 << 15 else component
-        order = np.argsort(narrow, kind="stable")
+        narrow = component.astype(np.int16) if num_components < 1 << 15 else component
+        order = np.argsort(narrow, kind="stable")  # by component, then by span
+        span = np.repeat(np.arange(num_spans), sizes) if num_spans > 1 else 0
+        counts = np.bincount(component * num_spans + span, minlength=num_components * num_spans)
         present = np.flatnonzero(counts)
         firsts = k[order[(np.cumsum(counts) - counts)[present]]]
-        stretches = list(map(Stretch, present.tolist(), firsts.tolist(), counts[present].tolist()))
+        found = (present // num_spans).tolist()
         rows = np.empty(len(k), np.int64)
+        stretches = list(map(Stretch, found, firsts.tolist(), counts[present].tolist()))
         rows[order] = self._shuffle.rows(self.seed, pass_index, stretches)
         return rows
 
