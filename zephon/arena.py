@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from zephon.ipc.area import Lease, lease
 from zephon.ipc.codec import dump
 from zephon.ipc.columns import Blob, is_plain_name, is_sendable, pickled
 from zephon.ipc.message import ALIGNMENT
@@ -176,13 +176,6 @@ def _copied(slot: Slot, array: NDArray[Any]) -> int:
     return start
 
 
-class Lease(weakref.ref[NDArray[Any]]):
-    """Knows the slot that its array lies in, also when that array is gone."""
-
-    __slots__ = ("number",)
-    number: int
-
-
 class SlotView:
     """What is in a slot, on the trainer's side: arrays over the slot's memory, as long as anyone holds one."""
 
@@ -191,9 +184,7 @@ class SlotView:
 
     def lease(self, number: int, freed: deque[Lease]) -> Lease:
         """A lease that is appended to `freed` when the last array is gone. To be kept until then."""
-        lease = Lease(self._lease, freed.append)
-        lease.number = number
-        return lease
+        return lease(self._lease, number, freed)
 
     def description(self, start: int, size: int) -> Any:
         """What `write_description` put there."""

@@ -17,11 +17,12 @@ Locate = Callable[[int, int], tuple[str, str, int]]
 
 
 class LazyList:
-    """A list field that is decoded when someone asks for it. (No abstract class: one is asked for at every access.)"""
+    """A list field that is decoded when someone asks for it.
 
-    def values(self) -> list[Any]:
-        """The list."""
-        return list(self)  # type: ignore[call-overload]
+    Decoding is given, not inherited: an abstract class would cost every access to a field an `isinstance` in Python.
+    """
+
+    values: Callable[[], list[Any]]
 
 
 class Batch(Mapping[str, Any]):

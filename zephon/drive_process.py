@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from zephon.arena import Lease, SlotView, most_slots
+from zephon.arena import SlotView, most_slots
 from zephon.batch import Batch
 from zephon.drive import check_process
 from zephon.engine import Job, Ready, TailItem
@@ -23,6 +23,7 @@ from zephon.exchange import ENGINE, MOST_DESCRIPTORS, read_error
 from zephon.flow.batcher import End, Failed
 from zephon.flow.progress import LaneState
 from zephon.flow.tail import Tail
+from zephon.ipc.area import Lease
 from zephon.ipc.columns import Blob
 from zephon.ipc.segment import Segment
 from zephon.lineage import Origins

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from zephon import arena
-from zephon.arena import Arena, Lease, Slot, SlotView, most_slots, write_description, write_fields, write_origins
+from zephon.arena import Arena, Slot, SlotView, most_slots, write_description, write_fields, write_origins
+from zephon.ipc.area import Lease
 from zephon.ipc.columns import Blob, make_column
 from zephon.lineage import Origins
 

@@ -1,8 +1,9 @@
 """Messages of any size over a ring: a sender that never blocks, a receiver that puts parts together again.
 
 A message goes as one frame where it fits, else as several; each frame begins with 8 bytes: how many bytes of the
-message follow in later frames (0: the last one). Two wake-ups belong to a channel: `data` announces frames to the
-receiver, `credit` tells the sender that room was given back.
+message follow in later frames (0: the last one). A large message may lie in an area beside the ring instead; its frame
+then says where (`area.py`). Two wake-ups belong to a channel: `data` announces frames to the receiver, `credit` tells
+the sender that room was given back.
 """
 
 from __future__ import annotations
@@ -12,18 +13,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from zephon.ipc.area import Area, AreaReader
 from zephon.ipc.ring import Ring
 from zephon.ipc.wake import Wake
 
 _LAST = (0).to_bytes(8, "little")
+_IN_AREA = (2**64 - 1).to_bytes(8, "little")
+LARGE_BYTES = 1 << 17  # of a message, from which on a copy more costs more than the handling of a block
 
 
 class Sender:
     """The producer's end. What does not fit waits here, in order, until `flush` finds room."""
 
-    def __init__(self, ring: Ring, data: Wake, credit: Wake) -> None:
-        self.ring, self.data, self.credit = ring, data, credit
+    def __init__(self, ring: Ring, data: Wake, credit: Wake, area: Area | None = None) -> None:
+        self.ring, self.data, self.credit, self.area = ring, data, credit, area
         self._most = ring.most_payload - len(_LAST)
         self._waiting: deque[list[Any]] = deque()
 
@@ -31,7 +36,10 @@ class Sender:
         """Takes a message; returns whether all of it is in the ring now. The parts must stay as they are until then."""
         views = [memoryview(part).cast("B") for part in parts]
         size = sum(view.nbytes for view in views)
-        if size <= self._most:
+        if self.area is not None and size >= LARGE_BYTES and (start := self.area.take(size)) is not None:
+            _fill(self.area.memory, start, views)
+            self._waiting.append([_IN_AREA, start.to_bytes(8, "little"), size.to_bytes(8, "little")])
+        elif size <= self._most:
             self._waiting.append([_LAST, *views])
         else:
             self._waiting.extend(self._frames(views, size))
@@ -72,6 +80,13 @@ class Sender:
             done = self.flush()
 
 
+def _fill(memory: memoryview, start: int, views: list[memoryview]) -> None:
+    """Puts the views into memory, end to end."""
+    for view in views:
+        memory[start : start + view.nbytes] = view
+        start += view.nbytes
+
+
 def _memory(size: int) -> memoryview:
     """Memory of a message's own, not cleared first."""
     return memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
@@ -80,8 +95,8 @@ def _memory(size: int) -> memoryview:
 class Receiver:
     """The consumer's end. Reads announced frames only; after the sender's death, with `drain`, all published ones."""
 
-    def __init__(self, ring: Ring, data: Wake, credit: Wake) -> None:
-        self.ring, self.data, self.credit = ring, data, credit
+    def __init__(self, ring: Ring, data: Wake, credit: Wake, area: AreaReader | None = None) -> None:
+        self.ring, self.data, self.credit, self.area = ring, data, credit, area
         self._announced = 0
         self._message: memoryview | None = None
         self._filled = 0
@@ -95,8 +110,8 @@ class Receiver:
         """Takes in what was announced, and leaves the frames where they are."""
         self._announced += self.data.take()
 
-    def receive(self) -> memoryview | None:
-        """The next complete message, as memory of its own; None where it is not there yet. Never waits."""
+    def receive(self) -> memoryview | NDArray[np.uint8] | None:
+        """The next complete message, in memory of its own or in the area; None where there is none yet. Never waits."""
         while True:
             if not self._announced:
                 self.note()
@@ -113,8 +128,11 @@ class Receiver:
             if message is not None:
                 return message
 
-    def _take(self, frame: memoryview) -> memoryview | None:
+    def _take(self, frame: memoryview) -> memoryview | NDArray[np.uint8] | None:
         """Adds a frame to the message it is a part of; returns the message when it is complete."""
+        if frame[:8] == _IN_AREA:
+            assert self.area is not None
+            return self.area.view(int.from_bytes(frame[8:16], "little"), int.from_bytes(frame[16:24], "little"))
         left = int.from_bytes(frame[:8], "little")
         size = frame.nbytes - 8
         if self._message is None:

@@ -60,7 +60,7 @@ def write_message(head: Any, buffers: Sequence[Array | list[Array]]) -> list[Any
 
 def read_message(memory: Any) -> tuple[Any, Iterator[Bytes]]:
     """(head, buffers as views on `memory`)."""
-    raw = np.frombuffer(memory, np.uint8)
+    raw = memory if isinstance(memory, np.ndarray) else np.frombuffer(memory, np.uint8)
     size = int.from_bytes(memory[:8], "little")
     head, sizes = _decode(memory[8 : 8 + size])
     return head, _views(raw, 8 + size + -(8 + size) % ALIGNMENT, sizes)

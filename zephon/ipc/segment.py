@@ -30,18 +30,23 @@ class Segment:
         self.map = mmap.mmap(fd, size)
 
     @classmethod
-    def create(cls, size: int) -> Segment:
-        """A new segment, zeroed. Raises ConfigError where neither /dev/shm nor memory has room for it."""
-        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        room = _room()
-        if room is not None and size > room:
-            raise _too_large(size, f"the container's memory limit leaves {max(0, room) / 2**20:,.0f} MiB")
-        fd = _reserved(_unnamed, size)
+    def create(cls, size: int, unreserved: int = 0) -> Segment:
+        """A new segment, zeroed. Raises ConfigError where neither /dev/shm nor memory has room for it.
+
+        Its last `unreserved` bytes (whole pages) have no memory yet: who writes there must reserve it first.
+        """
+        reserved = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        left = room()
+        if left is not None and reserved > left:
+            raise _too_large(reserved, f"the container's memory limit leaves {max(0, left) / 2**20:,.0f} MiB")
+        fd = _reserved(_unnamed, reserved)
         if fd is None:
-            fd = _reserved(_memfd, size)
+            fd = _reserved(_memfd, reserved)
         if fd is None:
-            raise _too_large(size, "neither /dev/shm nor memory has it")
-        return cls(fd, size)
+            raise _too_large(reserved, "neither /dev/shm nor memory has it")
+        if unreserved:
+            os.truncate(fd, reserved + unreserved)
+        return cls(fd, reserved + unreserved)
 
     def close(self) -> None:
         """Unmaps where no view is left, and closes the descriptor."""
@@ -73,7 +78,7 @@ def _reserved(make: Callable[[], int], size: int) -> int | None:
     return fd
 
 
-def _room() -> int | None:
+def room() -> int | None:
     """Bytes that the container's memory limit leaves (cgroup v2); None where there is no limit to be seen."""
     try:
         limit = int((_CGROUP / "memory.max").read_text())

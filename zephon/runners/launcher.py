@@ -41,6 +41,8 @@ PR_SET_PDEATHSIG = 1
 TASK_CAPACITY = 1 << 18
 MOST_ERROR_BYTES = 100_000
 MOST_RING_MEMORY = 128 << 20  # reserving pages costs 0.4 s a GiB
+MOST_AREA_MEMORY = 64 << 20  # for large results, of all workers; reserved only as far as it is used
+RINGS_IN_AREA = 4  # an area is at most this many times as large as a ring
 
 
 class Orders(msgspec.Struct, frozen=True):
@@ -219,18 +221,24 @@ class _Tree:
 
 
 def make_wirings(workers: Sequence[int], wanted_ring_bytes: int) -> list[list[Wiring]]:
-    """The rings of all stages, in one segment a stage. Rings shrink where many workers would need too much memory."""
+    """The rings of all stages, in one segment a stage. Rings shrink where many workers would need too much memory.
+
+    Behind the rings lies an area for each worker, which takes no memory until large results need it.
+    """
     most = MOST_RING_MEMORY // max(1, sum(workers)) - TASK_CAPACITY
     capacity = max(LEAST_CAPACITY, min(wanted_ring_bytes, most)) // 4096 * 4096
+    area = min(RINGS_IN_AREA * capacity, MOST_AREA_MEMORY // max(1, sum(workers)) // 4096 * 4096)
+    cut, size = ring_bytes(TASK_CAPACITY), Wiring.size(TASK_CAPACITY, capacity)
     wirings = []
     for count in workers:
-        size = Wiring.size(TASK_CAPACITY, capacity)
-        memory = memoryview(Segment.create(size * count).map)
+        segment = Segment.create(size * count, unreserved=area * count)
+        memory = memoryview(segment.map)
         stage = []
         for index in range(count):
-            own = memory[index * size : (index + 1) * size]
-            cut = ring_bytes(TASK_CAPACITY)
-            stage.append(Wiring(own[:cut], own[cut:], TASK_CAPACITY, capacity, Wake(), Wake(), Wake(), Wake()))
+            own, at = memory[index * size : (index + 1) * size], segment.size - area * (index + 1)
+            rings = (own[:cut], own[cut:], TASK_CAPACITY, capacity)
+            area_ = (memory[at : at + area], (segment.fd, at))
+            stage.append(Wiring(*rings, Wake(), Wake(), Wake(), Wake(), *area_))
         wirings.append(stage)
     return wirings
 

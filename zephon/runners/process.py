@@ -19,6 +19,7 @@ import msgspec
 
 from zephon.errors import WorkerError
 from zephon.flow.task import Out, Slice, Task
+from zephon.ipc.area import Area, AreaReader
 from zephon.ipc.channel import Receiver, Sender
 from zephon.ipc.ring import Ring, ring_bytes
 from zephon.ipc.wake import Wake
@@ -42,10 +43,14 @@ class Wiring(msgspec.Struct, frozen=True):
     task_credit: Wake
     result_data: Wake
     result_credit: Wake
+    area: memoryview
+    """For large results; see `ipc/area.py`."""
+    area_file: tuple[int, int]
+    """(descriptor, offset) of the area."""
 
     @staticmethod
     def size(task_capacity: int, result_capacity: int) -> int:
-        """Shared memory of one worker."""
+        """Reserved shared memory of one worker."""
         return ring_bytes(task_capacity) + ring_bytes(result_capacity)
 
     def reset(self) -> None:
@@ -66,7 +71,12 @@ class Wiring(msgspec.Struct, frozen=True):
         """(tasks, results) for the worker."""
         return (
             Receiver(Ring(self.tasks, self.task_capacity), self.task_data, self.task_credit),
-            Sender(Ring(self.results, self.result_capacity), self.result_data, self.result_credit),
+            Sender(
+                Ring(self.results, self.result_capacity),
+                self.result_data,
+                self.result_credit,
+                Area(self.area, *self.area_file),
+            ),
         )
 
 
@@ -153,16 +163,20 @@ def _joined(parts: list[tuple[int, Out]]) -> Out:
 class _Worker:
     """One worker process, from the engine's side."""
 
-    def __init__(self, index: int, wiring: Wiring) -> None:
+    def __init__(self, index: int, wiring: Wiring, area: AreaReader | None = None) -> None:
         self.index, self.wiring = index, wiring
         self.tasks, self.results = wiring.engine_ends()
+        self.area = area or AreaReader(wiring.area)
+        self.results.area = self.area
+        self._held = self.area.held()  # of a worker before this one, to be told with the first task
         self.assigned: deque[_Piece] = deque()
         self.ready = False
         self.dead = False
 
     def assign(self, piece: _Piece) -> None:
         self.assigned.append(piece)
-        self.tasks.send(write_task(0, piece.slices))
+        self.tasks.send(write_task(0, piece.slices, self.area.take_freed(), self._held))
+        self._held = []
 
 
 class ProcessPool:
@@ -266,7 +280,7 @@ class ProcessPool:
     def _replace(self, worker: _Worker) -> None:
         """A fresh process on the same rings gets exactly what is unfinished."""
         worker.wiring.reset()
-        fresh = _Worker(worker.index, worker.wiring)
+        fresh = _Worker(worker.index, worker.wiring, worker.area)
         self._workers[worker.index] = fresh
         self._fork(worker.index)
         for piece in worker.assigned:

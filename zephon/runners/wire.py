@@ -40,25 +40,34 @@ class KnownLineage(Lineage):
         return self.known[i][1]
 
 
-def write_task(seq: int, slices: Sequence[Slice]) -> list[Any]:
-    """The message of a task, as parts."""
+Blocks = tuple[list[int], list[tuple[int, int]]]
+"""Blocks of the worker's area: the starts of those given back, (start, size) of those held from a worker before it."""
+
+
+def write_task(
+    seq: int, slices: Sequence[Slice], freed: Sequence[int] = (), held: Sequence[tuple[int, int]] = ()
+) -> list[Any]:
+    """The message of a task, as parts. It also carries what became of the blocks of the worker's area."""
     shape = [[piece.lane, piece.pass_index, len(piece)] for piece in slices]
     pointers = [piece.items for piece in slices if isinstance(piece.items, Pointers)]
     if pointers:
         whole = join(pointers)
         columns = [(whole.dataset, np.int32), (whole.row, np.int64), (whole.epoch, np.int64)]
-        return write_message([seq, shape, None], [np.ascontiguousarray(column, kind) for column, kind in columns])
+        return write_message(
+            [seq, shape, None, freed, held], [np.ascontiguousarray(column, kind) for column, kind in columns]
+        )
     handles: list[Handle] = [handle for piece in slices for handle in piece.items]  # type: ignore[union-attr]
-    description, buffers = describe_columns(make_columns([record_of(handle) for handle in handles]))
+    description, parts = describe_columns(make_columns([record_of(handle) for handle in handles]))
     known = [[*first_origin(handle), int(start_of(handle))] for handle in handles]
-    return write_message([seq, shape, [description, known]], buffers)
+    return write_message([seq, shape, [description, known], freed, held], parts)
 
 
-def read_task(memory: Any) -> Task:
-    """The task of a message. Nothing in it refers to `memory` any more."""
-    (seq, shape, later), buffers = read_message(memory)
+def read_task(memory: Any) -> tuple[Task, Blocks]:
+    """The task of a message, and blocks of the area. Nothing refers to `memory` any more."""
+    (seq, shape, later, freed, held), buffers = read_message(memory)
+    blocks = (freed, [(start, size) for start, size in held])
     if later is None:
-        return Task(seq, _pointer_slices(shape, buffers))
+        return Task(seq, _pointer_slices(shape, buffers)), blocks
     description, known = later
     columns = rebuild_columns(description, iter([b.copy() for b in buffers]))
     lineage = KnownLineage([((d, row, epoch, tuple(path)), start) for d, row, epoch, path, start in known])
@@ -67,7 +76,7 @@ def read_task(memory: Any) -> Task:
     for lane, pass_index, size in shape:
         slices.append(Slice(lane, pass_index, [block[i] for i in range(at, at + size)], range(size), size - 1))
         at += size
-    return Task(seq, slices)
+    return Task(seq, slices), blocks
 
 
 def _pointer_slices(shape: list[list[int]], buffers: Iterator[Any]) -> list[Slice]:

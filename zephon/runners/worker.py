@@ -35,7 +35,11 @@ def serve(work: StageWork, tasks: Receiver, results: Sender) -> NoReturn:
                 tasks.data.wait(WAIT_S)
                 alive()
                 continue
-            task = read_task(message)
+            task, (freed, held) = read_task(message)
+            if results.area is not None:
+                if held:
+                    results.area.occupy(held)
+                results.area.give_back(freed)
             outs, seconds = work.run(task)
             blame = lambda number, index, error, task=task: work.unsendable(task, number, index, error)  # noqa: E731
             results.send_waiting(write_result(outs, seconds, blame), alive)
