@@ -11,10 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +29,7 @@ import zephon as zp
 sys.path.insert(0, str(Path(__file__).parent))  # for those who import this file instead of running it
 import pretrain
 
-RUNNER, WORKERS = "threads", 2
+RUNNER, WORKERS = "process", 2
 # Number of groups, the share of the run at which that ends, and how.
 LEGS = ((4, 0.37, "groups 2 and 3 are lost"), (2, 0.71, "a group is added"), (3, 1.0, "the end"))
 NUM_CHECKPOINTS = 15  # in the whole run
@@ -57,6 +59,19 @@ def start_groups(num_groups: int, saved: str | None = None) -> list[zp.Pipeline]
     return groups
 
 
+def count_processes() -> int:
+    """The processes below this one, as Linux counts them; 0 elsewhere."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    below = children.get(os.getpid(), [])
+    for pid in below:  # it grows as we go
+        below += children.get(pid, [])
+    return len(below)
+
+
 def run_together(groups: list[zp.Pipeline]) -> Iterator[Step]:
     """The global steps of groups that work side by side."""
     for parts in zip_longest(*(group.steps() for group in groups), fillvalue=[]):
@@ -78,7 +93,7 @@ def introduce(say: Callable[[str], None]) -> int:
     say(f"[bold]data[/]      {names}, mixed 0.7 : 0.3")
     say("[bold]pipeline[/]  mixture > filter > tokenise > shuffle > pack 2048 > batch 8")
     say(f"[bold]lanes[/]     4, each of {num_chunks // 4 // 4} windows of 4 chunks of {source.chunk_size} documents")
-    say(f"[bold]runner[/]    {RUNNER}, {WORKERS} workers in every group")
+    say(f"[bold]runner[/]    {RUNNER}: every group has an engine, {WORKERS} workers and a launcher of their own")
     return num_chunks
 
 
@@ -151,7 +166,8 @@ class Demo:
 
     def finish(self, groups: list[zp.Pipeline], num_steps: int, num_tokens: int, seconds: float) -> Counter[str]:
         """Ends the groups; returns where their time went."""
-        self.say(f"  {num_steps} steps, {num_tokens:,} tokens in {seconds:.1f} s: {num_tokens / seconds:,.0f} tokens/s")
+        rate = f"{num_tokens:,} tokens in {seconds:.1f} s: {num_tokens / seconds:,.0f} tokens/s"
+        self.say(f"  {num_steps} steps, {rate}, on {count_processes()} processes")
         spent: Counter[str] = Counter()
         for group in groups:
             group.close()
@@ -161,9 +177,7 @@ class Demo:
     def show_seconds(self) -> None:
         """Where the time went."""
         self.say("\n[bold]Where the time went[/]                        uninterrupted  interrupted")
-        self.say("  [dim]seconds of all threads, waiting for a CPU included[/]")
-        for spent in self.seconds:
-            spent["engine"] -= spent["collate"]  # which it holds
+        self.say("  [dim]seconds of all processes, waiting for a CPU included[/]")
         for name, seconds in self.seconds[0].most_common():
             self.say(f"  {LABELS.get(name, name):<38} {seconds:14.2f}  {self.seconds[1][name]:11.2f}")
 

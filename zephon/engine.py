@@ -146,7 +146,8 @@ class Engine:
 
     def pump(self) -> bool:
         """Takes what is finished, last stage first, then hands out new tasks. Returns whether anything moved."""
-        began, worked = time.perf_counter(), False
+        began, worked, seconds = time.perf_counter(), False, self.metrics.seconds
+        collated = seconds["collate"]
         for number in reversed(range(len(self.stages))):
             while self._way_is_free(number) and (runs := self.stages[number].take()) is not None:
                 self._pass_on(number, runs)
@@ -155,7 +156,7 @@ class Engine:
         for stage in self.stages:
             worked |= stage.dispatch()
         if worked:
-            self.metrics.seconds["engine"] += time.perf_counter() - began
+            seconds["engine"] += time.perf_counter() - began - (seconds["collate"] - collated)
         return worked
 
     def _set_pace(self) -> None:

@@ -50,11 +50,11 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that say how the pipeline runs. They never change what it produces."""
 
     runner: Runner | None = None
-    """What executes the operators. Unset: the best that this platform has."""
+    """What executes the operators. Unset: "process" on Linux, elsewhere "threads"."""
     parallelism: int | dict[str, int] | Literal["auto"] = "auto"
     """Workers of each stage; a dict gives operators their own number, which starts a stage of its own."""
     task_records: int | None = None
-    """Records handed to a worker at a time. Unset: as many as are some milliseconds of work, at most 512."""
+    """Records handed to a worker at a time. Unset: as many as are some milliseconds of work, at most 2,048."""
     prefetch_batches: int = 2
     """Finished batches kept ready per lane."""
     ring_bytes: int = 4 << 20

@@ -35,7 +35,7 @@ from zephon.work.source import WorkSource
 
 log = logging.getLogger("zephon")
 
-DEFAULT_RUNNER = "threads"
+DEFAULT_RUNNER = "process" if sys.platform == "linux" else "threads"
 
 
 class Definition(msgspec.Struct, frozen=True):
@@ -189,6 +189,8 @@ class Session:
             ring_bytes=execution.ring_bytes,
             max_worker_retries=execution.max_worker_retries,
         )
+        if execution.runner is None and DEFAULT_RUNNER == "threads":
+            log.warning("runner='threads': the process runner, which is faster, needs Linux")
         return DRIVERS[execution.runner or DEFAULT_RUNNER](job)
 
     def state(self, after: Batch | None = None) -> dict[str, Any]:
