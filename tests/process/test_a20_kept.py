@@ -180,3 +180,28 @@ def test_a_kept_batch_can_be_copied_pickled_and_asked_again() -> None:
         list(iterator)
         assert [batch.digest() for batch in others] == [digest, digest] == [first.digest()] * 2
         assert (arrays["x"] == first["x"]).all()
+
+
+@pytest.mark.parametrize("lanes", [1, 8])
+@pytest.mark.parametrize("every", [1, 5])
+def test_small_batches_that_share_a_slot_are_kept_apart(lanes: int, every: int) -> None:
+    """What one holds of a batch is its own, however many lie in the same slot: fields, text and origins."""
+
+    def tell(record: dict[str, Any]) -> dict[str, Any]:
+        return {"id": record["id"], "text": "ü" * (record["id"] % 7), "raw": bytes(record["id"] % 3), "f": 0.5}
+
+    options: dict[str, Any] = {"canonical_replicas": lanes, "task_records": 64, "chunk_size": 40}
+    kept = []
+    with line(3000, tell, batch=3, **options) as pipeline:
+        for number, batch in enumerate(pipeline):
+            if number % every == 0:
+                kept.append(batch)
+            else:
+                batch["id"][:] = -1  # the receiver may write to it
+    with line(3000, tell, batch=3, **(options | {"runner": "inline"})) as pipeline:
+        wanted = list(pipeline)[::every]
+    assert len(kept) == len(wanted)
+    for batch, other in zip(kept, wanted, strict=True):
+        assert batch.digest() == other.digest()
+        assert batch.origins == other.origins
+        assert (batch.lane_id, batch.step, batch.num_samples) == (other.lane_id, other.step, other.num_samples)
