@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator
 
 import numpy as np
@@ -112,6 +113,16 @@ def test_costs_are_as_said() -> None:
     assert np.mean(slow == 10_000) == pytest.approx(0.01, rel=0.01)
     assert np.median(data.costs_us("lognormal")) == pytest.approx(100, rel=0.1)
     assert [data.CostRecords("100us", 2.0)(row)["loops"] for row in (0, 7)] == [200, 200]
+
+
+def test_a_turn_makes_no_object() -> None:
+    operators.spin(10_000)
+    tracemalloc.start()
+    try:
+        operators.spin(50_000)
+        assert tracemalloc.get_traced_memory()[1] < 10_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_more_turns_take_longer() -> None:

@@ -39,7 +39,10 @@ WORKLOADS: dict[str, Workload] = {
         options=("list",),
     ),
     "w2": Workload(
-        "pure Python on every record, batch 32", "records/s", ("100us", "1ms", "lognormal", "slow1pct"), (BARE_TWO,)
+        "work of the interpreter on every record, batch 32",
+        "records/s",
+        ("100us", "1ms", "lognormal", "slow1pct"),
+        (BARE_TWO,),
     ),
     "w3": Workload("JSONL to tokens to sequences of 2048, batch 8", "tokens/s", bares=(BARE_TWO,)),
     "w4": Workload("arrays of 600 KB made in the worker, batch 16", "GB/s", bares=(BARE,)),
