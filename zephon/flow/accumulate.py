@@ -9,7 +9,7 @@ from zephon.errors import ZephonError
 from zephon.flow.task import Drop, Mark, Run
 from zephon.ops.accumulator import Accumulator, Emitted, Key, Ref
 from zephon.ops.base import as_zephon_error, let_through
-from zephon.record import Group, Handle, event_place, first_origin
+from zephon.record import Block, Group, Handle, Pointers, event_place, first_origin
 
 
 class Chain:
@@ -138,9 +138,16 @@ def _known(error: BaseException) -> ZephonError:
 
 
 def _refs(run: Run) -> list[Ref]:
-    handles = [run.samples[i] for i in range(len(run.samples))]
-    lengths = run.lengths or [1] * len(handles)
-    return [(handle, length, _component(handle)) for handle, length in zip(handles, lengths, strict=True)]
+    samples = run.samples
+    lengths = run.lengths or [1] * len(samples)
+    if isinstance(samples, Block) and isinstance(samples.lineage.items, Pointers):
+        handles: list[Handle] = [(samples, i) for i in range(len(samples))]
+        datasets = samples.lineage.items.dataset.tolist()
+        components = [datasets[item] for item in samples.lineage.index]
+    else:
+        handles = [samples[i] for i in range(len(samples))]
+        components = list(map(_component, handles))
+    return list(zip(handles, lengths, components, strict=True))
 
 
 def _component(handle: Handle) -> int:

@@ -270,6 +270,13 @@ class Columns(Sequence[Record]):
         """The records start .. stop - 1, as a view."""
         return Columns(self.columns, stop - start, self.start + start, self.stacking)
 
+    def flat(self, name: str) -> tuple[Array, Sequence[int]] | None:
+        """A field of arrays of one dimension end to end, and where each begins; None for any other field."""
+        column = self.columns.get(name)
+        if isinstance(column, Ragged) and column.flat.ndim == 1:
+            return column.flat, column.offsets[self.start : self.start + self.num_records].tolist()
+        return None
+
     @staticmethod
     def collate(pieces: list[tuple[Any, int, int]], empty: Callable[..., Any]) -> dict[str, Any] | None:
         """The fields of a batch of these runs of records, cut from the columns; None where they must be decoded.

@@ -78,6 +78,10 @@ class Accumulator(Node):
     `preserves`: it emits the refs themselves, whole and unchanged (a shuffle), and needs no `build`.
     `measures`: it wants lengths; `measure` then runs in the workers for every record.
     `batched`: `push` may be given several refs at once; else it gets them one by one.
+
+    One that can do better than `build` and stack its records may also have `collate(groups, empty)`: the fields of a
+    batch of groups, whose parts are (handle, start, stop), as `build` and `stack_records` would make them. A handle's
+    record is `record_of(handle)`; `empty(shape, dtype)` gives the memory of an array.
     """
 
     preserves: bool = False

@@ -37,9 +37,8 @@ def collate(segments: list[Segment], empty: Callable[..., Any] = np.empty) -> di
         return {name: fields[name] for name in sorted(fields)}
     handles = [samples[i] for samples, start, stop in segments for i in range(start, stop)]
     first = handles[0]
-    if isinstance(first, Group) and hasattr(first.op, "collate"):
-        groups = [cast(Group, handle).pieces() for handle in handles]  # one chain made them all
-        columns: dict[str, Any] = first.op.collate(groups, empty)
+    if isinstance(first, Group) and hasattr(first.op, "collate"):  # one chain made them all
+        columns: dict[str, Any] = first.op.collate([cast(Group, handle).parts for handle in handles], empty)
         return {name: columns[name] for name in sorted(columns)}
     return stack_records([record_of(handle) for handle in handles], empty)
 

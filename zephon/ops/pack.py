@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from zephon.errors import ConfigError, DataError
 from zephon.ops.accumulator import Accumulator, Emitted, Key, Part, Ref
 from zephon.ops.base import check_count, token_ids
-from zephon.record import Record
+from zephon.record import Record, record_of
 
 Columns = dict[str, NDArray[np.int64]]
+Flat = tuple[NDArray[Any], Sequence[int]]
+"""The tokens of records end to end, and where each begins."""
 
 _OVERSIZE = ("split", "truncate", "drop", "error")
 
@@ -64,7 +66,10 @@ class Pack(Accumulator):
     def measure(self, record: Record) -> int:
         if self.field not in record:
             raise KeyError(f"no field {self.field!r}; the record has {sorted(map(str, record))}; tokenize first")
-        return len(token_ids(record[self.field]))
+        ids = record[self.field]
+        if type(ids) is np.ndarray and ids.ndim == 1 and ids.dtype == np.int64:
+            return len(ids)
+        return len(token_ids(ids))
 
     def open(self, lane: int, key: Key) -> None:
         self._held[lane], self._filled[lane] = [], 0
@@ -122,36 +127,78 @@ class Pack(Accumulator):
         return self.max_length
 
     def build(self, parts: list[tuple[Record, int, int]]) -> Record:
-        columns = self.collate([parts], np.empty)
+        columns = self._lay_out([[record[self.field][a:b] for record, a, b in parts]], [parts], np.empty)
         record: Record = {name: column[0] for name, column in columns.items()}
         return {**record, "num_pad": int(record["num_pad"])}
 
-    def collate(self, groups: list[list[tuple[Record, int, int]]], empty: Callable[..., Any]) -> Columns:
-        """The batch of these sequences: payload goes straight to its place, copied once."""
+    def collate(self, groups: list[list[Part]], empty: Callable[..., Any]) -> Columns:
+        """The batch of these sequences, parts being (handle, start, stop): payload is copied once, to its place."""
+        flats: dict[int, Flat | None] = {}
+        return self._lay_out([self._values(parts, flats) for parts in groups], groups, empty)
+
+    def _values(self, parts: list[Part], flats: dict[int, Flat | None]) -> list[Any]:
+        """The tokens of a sequence as few arrays: documents that lie end to end in one column make one.
+
+        flats: of each set of records met so far, by id, its column.
+        """
+        values: list[Any] = []
+        last: NDArray[Any] | None = None  # the column that the open run lies in, from `begin` to `end`
+        begin = end = 0
+        for handle, start, stop in parts:
+            flat, offset = self._find(handle, flats)
+            if flat is last and offset + start == end:
+                end = offset + stop
+                continue
+            if last is not None:
+                values.append(last[begin:end])
+            last, begin, end = flat, offset + start, offset + stop
+        values.append(last[begin:end])  # type: ignore[index]  # a sequence has a part
+        return values
+
+    def _find(self, handle: Any, flats: dict[int, Flat | None]) -> tuple[Any, int]:
+        """(tokens, where in them the record begins)."""
+        if isinstance(handle, tuple):
+            records, i = handle[0].records, handle[1]
+            if id(records) not in flats:
+                flat_of = getattr(records, "flat", None)
+                flats[id(records)] = flat_of(self.field) if flat_of else None
+            flat = flats[id(records)]
+            if flat is not None:
+                return flat[0], flat[1][i]
+        return record_of(handle)[self.field], 0
+
+    def _lay_out(self, values: list[list[Any]], groups: list[list[Any]], empty: Callable[..., Any]) -> Columns:
+        """The fields of sequences: their tokens, and the parts that these come from."""
         shape = (len(groups), self.max_length)
         columns = {name: empty(shape, np.int64) for name in ("input_ids", "position_ids", "segment_ids")}
         columns["num_pad"] = empty(len(groups), np.int64)
+        lengths: list[int] = []
+        segments: list[int] = []
         for i, parts in enumerate(groups):
-            columns["num_pad"][i] = self._fill(parts, *(columns[n][i] for n in list(columns)[:3]))
+            lengths += [stop - start for _, start, stop in parts]
+            segments += range(1, len(parts) + 1)
+            filled = _join(values[i], columns["input_ids"][i])
+            columns["input_ids"][i, filled:] = self.pad_id
+            columns["num_pad"][i] = self.max_length - filled
+            lengths.append(self.max_length - filled)
+            segments.append(0)
+        sizes = np.array(lengths)
+        starts = np.cumsum(sizes) - sizes
+        columns["segment_ids"].reshape(-1)[:] = np.repeat(segments, sizes)
+        positions = columns["position_ids"].reshape(-1)
+        np.subtract(np.arange(len(positions)), np.repeat(starts, sizes), out=positions)
+        for row, num_pad in enumerate(columns["num_pad"].tolist()):
+            columns["position_ids"][row, self.max_length - num_pad :] = 0
         return columns
 
-    def _fill(
-        self,
-        parts: list[tuple[Record, int, int]],
-        ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        segments: NDArray[np.int64],
-    ) -> int:
-        """Writes one sequence; returns the number of pads."""
-        at = 0
-        for segment, (record, start, stop) in enumerate(parts, 1):
-            end = at + stop - start
-            ids[at:end] = record[self.field][start:stop]
-            positions[at:end] = np.arange(stop - start)
-            segments[at:end] = segment
-            at = end
-        ids[at:], positions[at:], segments[at:] = self.pad_id, 0, 0
-        return self.max_length - at
+
+def _join(values: list[Any], row: NDArray[np.int64]) -> int:
+    """Writes arrays end to end; returns where they end."""
+    at = 0
+    for value in values:
+        row[at : at + len(value)] = value
+        at += len(value)
+    return at
 
 
 _REASONS = {

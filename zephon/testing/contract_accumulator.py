@@ -15,9 +15,10 @@ import numpy as np
 
 from zephon.canonical import canonical_bytes
 from zephon.errors import describe
+from zephon.ipc.columns import make_columns
 from zephon.ops.accumulator import Accumulator, Key, Ref
 from zephon.ops.batch import stack_records
-from zephon.record import Record
+from zephon.record import Block, Lineage, Record
 from zephon.testing.contract_base import ContractBroken, broken, check_settings, content, travelled
 from zephon.testing.contract_log import Let, Window, check_covered, check_flushed, interleaved, pushes, run_window
 
@@ -205,9 +206,12 @@ def _built(accumulator: Accumulator, records: Sequence[Record], truth: Sequence[
     collate: Any = getattr(accumulator, "collate", None)
     if collate is None or not groups:
         return
-    columns = collate([_pieces(records, group) for group in groups], np.empty)
-    if canonical_bytes({name: columns[name] for name in sorted(columns)}) != canonical_bytes(stack_records(built)):
-        raise broken(accumulator, "gives another batch from collate() than from build() record by record")
+    for kept in (copy.deepcopy(list(records)), make_columns(records)):  # as they are, and as a worker sends them
+        block = Block(kept, Lineage([], range(len(records))))
+        parts = [[(block[cursor[2]], start, stop) for cursor, start, stop in group] for group in groups]
+        columns = collate(parts, np.empty)
+        if canonical_bytes({name: columns[name] for name in sorted(columns)}) != canonical_bytes(stack_records(built)):
+            raise broken(accumulator, "gives another batch from collate() than from build() record by record")
 
 
 def _pieces(records: Sequence[Record], group: Any) -> list[tuple[Record, int, int]]:
