@@ -136,16 +136,20 @@ def _max_open_files() -> int:
 _open_files: Final[Lru[_OpenFile]] = Lru(_max_open_files)
 
 
-def _lines(fd: int, starts: list[int], stops: list[int]) -> Iterator[memoryview]:
+def _lines(fd: int, starts: list[int], stops: list[int]) -> Iterator[bytes | memoryview]:
     """The bytes of every row, in ascending order of their places; neighbours come from one read."""
     first, num_rows = 0, len(starts)
     for i in range(1, num_rows + 1):
         if i < num_rows and starts[i] - stops[i - 1] <= _GAP_BYTES and stops[i] - starts[first] <= _SPAN_BYTES:
             continue
         base = starts[first]
-        span = memoryview(read_exactly(fd, stops[i - 1] - base, base))
-        for j in range(first, i):
-            yield span[starts[j] - base : stops[j] - base]
+        read = read_exactly(fd, stops[i - 1] - base, base)
+        if i - first == 1:
+            yield read
+        else:
+            span = memoryview(read)
+            for j in range(first, i):
+                yield span[starts[j] - base : stops[j] - base]
         first = i
 
 

@@ -66,6 +66,7 @@ class Tokenize(Operator):
         self.max_length = max_length
         if max_length is not None:
             check_count("max_length", max_length, self.method, least=specials + 1)
+        self._plain = self.bos is None and self.eos is None and max_length is None
         self.reasons = (
             *(("truncated_documents", "truncated_tokens") if overflow == "truncate" else ()),
             *(("error",) if on_error == "skip" else ()),
@@ -101,9 +102,13 @@ class Tokenize(Operator):
         )
 
     def run(self, rows: Rows) -> None:
+        encoded = self._encode_all(rows)
+        if self._plain and not any(isinstance(ids, BaseException) for ids in encoded):
+            rows.records = [{**record, "input_ids": ids} for record, ids in zip(rows.records, encoded, strict=True)]
+            return
         name = self.name or self.method
         children = Children(rows, name, self.max_children)
-        for i, ids in enumerate(self._encode_all(rows)):
+        for i, ids in enumerate(encoded):
             record = rows.records[i]
             try:
                 if isinstance(ids, BaseException):
@@ -126,7 +131,7 @@ class Tokenize(Operator):
         if self._encoder is not None and len(good) == len(texts):
             try:
                 encodings = self._encoder.encode_batch_fast(good, add_special_tokens=False)
-                return [np.array(encoding.ids, np.int64) for encoding in encodings]
+                return [np.fromiter(encoding.ids, np.int64, len(encoding)) for encoding in encodings]
             except Exception:  # one of the texts is refused: below it is found
                 encoded.clear()
         for i, text in enumerate(texts):
