@@ -593,6 +593,13 @@ class OtherCollate(Pack):
         return {**super().build(parts), "num_pad": -1}
 
 
+class ReadsMore(Pack):
+    """Builds of a field that it does not say it reads."""
+
+    def build(self, parts: list[tuple[Record, int, int]]) -> Record:
+        return {**super().build(parts), "first": parts[0][0]["id"]}
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -630,6 +637,7 @@ class OtherCollate(Pack):
         (BuildsByChance, r"build\(\) that is no function of the pieces"),
         (BuildRaises, r"raised in build\(\): KeyError"),
         (BadLength, r"gave the length 0\.5 from group_length\(\)"),
+        (lambda: ReadsMore(8), r"raised in build\(\): KeyError"),
         (lambda: OtherCollate(8), r"another batch from collate\(\)"),
     ],
 )

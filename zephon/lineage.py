@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zephon.record import Block, Handles, Lineage, Origin, Pointers, origins_of
+from zephon.record import Block, Group, Handle, Handles, Lineage, Origin, Pointers, origins_of
 
 Ints = NDArray[np.int64]
 
@@ -67,12 +69,32 @@ _Part = tuple[Ints | None, Any, Any, list[tuple[int, ...]] | None]
 def _of_run(samples: Handles, start: int, stop: int) -> _Part:
     if isinstance(samples, Block) and isinstance(samples.lineage.items, Pointers):
         return _of_pointers(samples.lineage, samples.lineage.items, start, stop)
+    if (part := _of_groups([samples[i] for i in range(start, stop)])) is not None:
+        return part
     found = [origins_of(samples[i]) for i in range(start, stop)]
     flat = [origin for sample in found for origin in sample]
     counts = None if len(flat) == len(found) else np.array([len(sample) for sample in found], np.int64)
     path = [origin[3] for origin in flat] if any(origin[3] for origin in flat) else None
     dataset = np.array([origin[0] for origin in flat], np.int64)
     return counts, dataset, np.array([origin[1] for origin in flat], np.int64), path
+
+
+def _of_groups(groups: list[Handle]) -> _Part | None:
+    """The origins of groups of records that are as pointers gave them; None where there is anything else."""
+    counts = [len(group.parts) for group in groups if isinstance(group, Group)]
+    handles = [handle for group in groups if isinstance(group, Group) for handle, _, _ in group.parts]
+    if len(counts) < len(groups) or not all(isinstance(handle, tuple) for handle in handles):
+        return None
+    dataset, row = [], []
+    for block, run in groupby(handles, key=itemgetter(0)):
+        lineage = block.lineage
+        if lineage.path or not isinstance(lineage.items, Pointers):
+            return None
+        items, index = lineage.items, [lineage.index[i] for _, i in run]
+        dataset.append(items.dataset[index])
+        row.append(items.row[index])
+    many = None if len(handles) == len(groups) else np.array(counts, np.int64)
+    return many, np.concatenate(dataset), np.concatenate(row), None
 
 
 def _of_pointers(lineage: Lineage, pointers: Pointers, start: int, stop: int) -> _Part:

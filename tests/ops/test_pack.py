@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zephon as zp
+from zephon.canonical import canonical_bytes
+from zephon.ipc.columns import make_columns
 from zephon.ops.accumulator import Key
+from zephon.ops.batch import stack_records
 from zephon.ops.pack import Pack
+from zephon.record import Block, Lineage, record_of
 
 from ..cases.helpers import digests, on, pipeline, resumed, saved
 
@@ -235,3 +241,51 @@ def test_settings_are_checked(settings: dict[str, Any], word: str) -> None:
 def test_never_flushing_is_refused() -> None:
     with pytest.raises(zp.errors.ConfigError, match=r"flush_every_k_chunks.*pack"):
         iter(pipeline(3).pack(4).options(flush_every_k_chunks=0))
+
+
+@given(data=st.data(), size=st.integers(1, 12), dtype=st.sampled_from([np.int64, np.int32, np.uint16]))
+def test_a_batch_from_columns_is_the_sequences_stacked(data: st.DataObject, size: int, dtype: Any) -> None:
+    """Whatever documents a sequence takes, from which blocks and in which order, and however these are held."""
+    handles = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        lengths = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=5))
+        records = [{**d, "input_ids": d["input_ids"].astype(dtype), "id": 0} for d in documents(lengths, 100)]
+        kept = data.draw(st.sampled_from([records, make_columns(records), make_columns(records)]))
+        block = Block(kept, Lineage([], range(len(records))))
+        first = data.draw(st.integers(0, len(records) - 1))
+        cut = Block(kept[first:], Lineage([], range(len(records) - first)))
+        handles += [(block[i], n) for i, n in enumerate(lengths)] + [(cut[i], n) for i, n in enumerate(lengths[first:])]
+    full = [(handle, n) for handle, n in handles if n]
+    groups: list[list[Any]] = []
+    for _ in range(data.draw(st.integers(1, 4)) if full else 0):
+        groups.append([])
+        filled = 0
+        ordered = data.draw(st.booleans())
+        for handle, n in full if ordered else data.draw(st.lists(st.sampled_from(full), min_size=1, max_size=6)):
+            start = data.draw(st.integers(0, n - 1))
+            stop = data.draw(st.integers(start + 1, n)) if not ordered else n
+            stop = min(stop, start + size - filled)
+            if stop > start:
+                groups[-1].append((handle, start, stop))
+                filled += stop - start
+    if not groups:
+        return
+    pack = Pack(size, pad_id=PAD)
+    built = [pack.build([(record_of(handle), a, b) for handle, a, b in parts]) for parts in groups]
+    wanted, found = stack_records(built), pack.collate(groups, np.empty)
+    assert canonical_bytes({name: found[name] for name in sorted(found)}) == canonical_bytes(wanted)
+
+
+def test_other_fields_do_not_travel() -> None:
+    """What pack leaves behind never leaves the worker: also what could not be sent to another process."""
+    records = [{**record, "id": i} for i, record in enumerate(documents([5, 3, 9, 2]))]
+    line = pipeline(records, chunk_size=2).map(with_a_lock).pack(4, pad_id=PAD).batch(2)
+    wanted = sequences(line.options(runner="inline"))
+    assert sequences(line.options(runner="threads", parallelism=2)) == wanted
+    assert len(wanted) == 5
+    if sys.platform == "linux":
+        assert sequences(line.options(runner="process", parallelism=2)) == wanted
+
+
+def with_a_lock(record: dict[str, Any]) -> dict[str, Any]:
+    return {**record, "lock": threading.Lock()}

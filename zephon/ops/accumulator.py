@@ -78,6 +78,7 @@ class Accumulator(Node):
     `preserves`: it emits the refs themselves, whole and unchanged (a shuffle), and needs no `build`.
     `measures`: it wants lengths; `measure` then runs in the workers for every record.
     `batched`: `push` may be given several refs at once; else it gets them one by one.
+    `reads`: the fields of a record that `build` looks at, where it is not all of them; others may be missing there.
 
     One that can do better than `build` and stack its records may also have `collate(groups, empty)`: the fields of a
     batch of groups, whose parts are (handle, start, stop), as `build` and `stack_records` would make them. A handle's
@@ -87,6 +88,7 @@ class Accumulator(Node):
     preserves: bool = False
     measures: bool = False
     batched: bool = False
+    reads: tuple[str, ...] | None = None
 
     def measure(self, record: Record) -> int:
         """The length of a record, in the accumulator's own unit (tokens, bytes). Runs in the workers."""

@@ -54,6 +54,7 @@ class Pack(Accumulator):
         if oversize not in _OVERSIZE:
             raise ConfigError(f"pack(oversize={oversize!r}): it must be one of {', '.join(_OVERSIZE)}")
         self.algorithm, self.oversize, self.field, self.name = algorithm, oversize, field, name
+        self.reads = (field,)
         self.pad_id = check_count("pad_id", pad_id, self.method, least=-(2**63), most=2**63 - 1)
         self.reasons = ("empty_documents", *_REASONS[oversize])
         self._held: dict[int, list[Part]] = {}

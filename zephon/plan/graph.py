@@ -26,6 +26,11 @@ class StagePlan(msgspec.Struct, frozen=True):
     why: str
     """Why this stage is one of its own, in words."""
 
+    @property
+    def reads(self) -> tuple[str, ...] | None:
+        """The fields that matter behind this stage's accumulators; None: all."""
+        return next((a.reads for a in self.accumulators if not a.preserves), None)
+
 
 class Plan(msgspec.Struct, frozen=True):
     """What runs: the stages in order, how samples become batches, and what may be lost on the way."""

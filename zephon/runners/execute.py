@@ -47,6 +47,8 @@ class StageWork:
             operator.run(rows)
             clock.lap(operator.name or operator.method)
         lengths = self._measure(rows)
+        if (reads := self._plan.reads) is not None:
+            rows.records = [{name: record[name] for name in reads if name in record} for record in rows.records]
         outs = _split(task, rows, lengths)
         clock.lap("split")
         return outs, clock.seconds

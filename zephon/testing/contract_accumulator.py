@@ -198,6 +198,8 @@ def _cuts(make: Make, windows: Sequence[Window], truth: Sequence[Log], rng: rand
 def _built(accumulator: Accumulator, records: Sequence[Record], truth: Sequence[Log]) -> None:
     """build, group_length and collate are functions of the pieces, and leave the records as they are."""
     groups = [let.value for log in truth for let in log if let.kind == "group"]
+    if accumulator.reads is not None:  # all that is left of the records
+        records = [{name: record[name] for name in accumulator.reads if name in record} for record in records]
     built = [_build(accumulator, _pieces(records, group)) for group in groups]
     for group in groups:
         length = accumulator.group_length(group)
