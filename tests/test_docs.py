@@ -6,6 +6,7 @@ blocks of a page run in order, in one namespace, in an empty folder. Their asser
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import re
 import tomllib
@@ -53,6 +54,8 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for block in found:
         # The empty lines in front make a traceback name the page's own line.
         exec(compile("\n" * block.line + block.text, str(page), "exec"), namespace)
+    namespace.clear()  # the pipelines that the page left open
+    gc.collect()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -119,7 +119,7 @@ class StageWork:
     def _fetch(self, pointers: Pointers) -> list[Record | ZephonError | None]:
         """The records of pointers; None for an excluded row. A task's rows of one dataset are read together."""
         first = self._datasets[int(pointers.dataset[0])]
-        if not len(first.excluded_rows) and (pointers.dataset == pointers.dataset[0]).all():
+        if (pointers.dataset == pointers.dataset[0]).all() and not first.is_excluded(pointers.row).any():
             return first.read(pointers.row)  # type: ignore[return-value]
         found: list[Record | ZephonError | None] = [None] * len(pointers)
         for number, dataset in enumerate(self._datasets):
