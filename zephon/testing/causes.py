@@ -56,6 +56,11 @@ def likely_cause(prepared: Pipeline, setup: Setup, difference: Difference, num_b
     named = f"'{node.name or node.method}' ({node.method})" if node is not None else "a function of the pipeline"
     if in_process:
         return _OTHER_PROCESS.format(named)
+    if not repeats and isinstance(node, Accumulator):  # how many records a task has follows the clock
+        return (
+            f"two runs of the same configuration differ: accumulator {named} depends on which lanes it sees together, "
+            "or is not deterministic; keep all its state by lane, and begin afresh in open(lane, key)"
+        )
     if not repeats:
         return (
             f"two runs of the same configuration differ: {named} is not deterministic; random numbers belong to a "
