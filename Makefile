@@ -5,6 +5,7 @@
 #   make test       the whole suite
 #   make test-long  the same with 10,000 examples a property: for the night
 #   make bench      the measurements
+#   make soak-short twelve minutes of text through worker processes: memory must not grow, content must be right
 #   make lint       format, lint and types, as checked before a change is merged
 #   make clean      remove .venv, caches and what the examples made
 #
@@ -19,7 +20,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-long bench lint format clean
+.PHONY: help setup demo test test-long bench soak-short lint format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -51,6 +52,9 @@ test-long: $(READY)
 
 bench: $(READY)
 	@$(BIN)/zephon bench $(or $(ARGS),w1)
+
+soak-short: $(READY)
+	@$(BIN)/python bench/soak.py $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff check .

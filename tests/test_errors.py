@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -132,3 +134,154 @@ def test_two_of_one_kind_are_caught_alike() -> None:
             raise error
         with pytest.raises(zp.errors.OperatorError, match="row"):
             raise error
+
+
+# -- what travels ------------------------------------------------------------------------------------------------------
+
+
+class ManyArguments(Exception):
+    """Its pickle cannot be loaded: the constructor wants three arguments, args has one."""
+
+    def __init__(self, text: str, code: int, detail: dict[str, int]) -> None:
+        super().__init__(f"{text} (code {code})")
+        self.code, self.detail = code, detail
+
+
+class Optional(Exception):
+    """Its pickle can be loaded, and is another exception."""
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(f"{text} (code {code})")
+
+
+class ManySystem(OSError):
+    def __init__(self, number: int, path: str, detail: int) -> None:
+        super().__init__(number, "gone", path)
+        self.detail = detail
+
+
+class Unsendable(ValueError):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock, self.code = threading.Lock(), 7
+
+
+class Mine(zp.errors.DataError):
+    def __init__(self, path: str, line: int) -> None:
+        super().__init__(f"{path}, line {line}")
+        self.line = line
+
+
+def sent(error: BaseException) -> BaseException:
+    """The cause of an operator's error after it went to another process, and from there to one more."""
+    again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(operator_error(error, "clean", "row 1")))))
+    assert isinstance(again, type(error))
+    assert str(again) == f"operator 'clean' failed on row 1: {describe(error)}"
+    assert again.__cause__ is not None
+    return again.__cause__
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ManyArguments("bad", 3, {"a": 1}),
+        Optional("bad", 3),
+        ManySystem(2, "a.txt", 5),
+        Unsendable("locked"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+        FileNotFoundError(2, "No such file", "a.txt"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_cause_keeps_type_text_and_fields(error: Exception) -> None:
+    error.add_note("a note of its own")
+    again = sent(error)
+    assert type(again) is type(error)
+    assert (str(again), again.args) == (str(error), error.args)
+    fields, wanted = ({name: x for name, x in vars(e).items() if name != "lock"} for e in (again, error))
+    assert fields == wanted
+    for name in ("errno", "filename"):
+        assert getattr(again, name, None) == getattr(error, name, None)
+
+
+def test_the_chain_of_a_cause_travels() -> None:
+    """`from`, and what was being handled: each link with type, text and fields, as Python shows them."""
+    try:
+        try:
+            try:
+                raise ManyArguments("first", 1, {})
+            except ManyArguments:
+                raise KeyError("second")  # noqa: B904
+        except KeyError as error:
+            raise Optional("third", 3) from error
+    except Optional as error:
+        third = sent(error)
+    second = third.__cause__
+    assert isinstance(second, KeyError)
+    assert (second.args, second.__cause__) == (("second",), None)
+    first = second.__context__
+    assert isinstance(first, ManyArguments)
+    assert (str(first), first.code, first.__cause__, first.__context__) == ("first (code 1)", 1, None, None)
+
+
+def test_a_chain_that_was_cut_stays_cut() -> None:
+    try:
+        try:
+            raise KeyError("hidden")
+        except KeyError:
+            raise ValueError("alone") from None
+    except ValueError as error:
+        again = sent(error)
+    assert (again.__cause__, again.__context__) == (None, None)
+
+
+@pytest.mark.parametrize(("length", "comes_round", "arrives"), [(2, True, 2), (3, False, 3), (100, False, 16)])
+def test_a_chain_is_bounded(length: int, comes_round: bool, arrives: int) -> None:
+    errors = [ValueError(i) for i in range(length)]
+    for error, before in pairwise(errors):
+        error.__cause__ = before
+    if comes_round:
+        errors[-1].__cause__ = errors[0]
+    chain: list[BaseException] = [sent(errors[0])]
+    while (before := chain[-1].__cause__) is not None and len(chain) <= length:
+        chain.append(before)
+    assert [error.args for error in chain] == [(i,) for i in range(arrives)]
+
+
+def test_a_subclass_of_ours_with_arguments_of_its_own() -> None:
+    error = Mine("a.jsonl", 7)
+    error.add_note("a note")
+    error.__cause__ = ManyArguments("inner", 1, {})
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is Mine
+    assert (str(again), again.line, again.__notes__) == ("a.jsonl, line 7", 7, ["a note"])
+    assert type(again.__cause__) is ManyArguments
+    assert str(copy.copy(error).__cause__) == str(copy.deepcopy(error).__cause__) == "inner (code 1)"
+
+
+def raised_deep(depth: int, error: BaseException) -> None:
+    if depth:
+        raised_deep(depth - 1, error)
+    raise error
+
+
+@pytest.mark.parametrize("size", [10, 5_000_000])
+def test_the_frames_are_in_the_note_however_long_the_message_is(size: int) -> None:
+    original = ValueError("x" * size)
+    original.add_note("many\nlines\n" * 5_000)
+    try:
+        try:
+            raise KeyError("y" * size)
+        except KeyError as inner:
+            try:
+                raised_deep(2, original)
+            except ValueError as outer:
+                raise outer from inner
+    except ValueError as error:
+        again = pickle.loads(pickle.dumps(operator_error(error, "clean", "row 1")))
+    [note] = again.__notes__
+    assert note.startswith("raised in a worker:")
+    assert note.count("in raised_deep") == 3
+    assert "KeyError: 'yyyy" in note
+    assert "ValueError: xxxx" in note
+    assert len(note) < 5_000

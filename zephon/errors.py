@@ -8,13 +8,21 @@ from collections.abc import Sequence
 from typing import Any
 
 _LONGEST_TEXT = 4_000  # characters of a user's message that travel with an error
+_LONGEST_LINE = 500  # characters of one frame or message of a traceback that travels as a note
+_LONGEST_CHAIN = 16  # exceptions that travel: one, what caused it, what caused that, ...
+
+_Parts = tuple[type[BaseException], tuple[Any, ...], dict[str, Any]]
+"""Class, args and fields of an exception whose constructor must not be called again."""
+
+_Links = Sequence[tuple[BaseException | _Parts, bool]]
+"""An exception and what it came from, one after the other; whether the next one was named as the cause (`from`)."""
 
 
 class ZephonError(Exception):
     """Base of everything that Zephon raises. Survives pickling with its cause and notes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), self.args, _portable(self.__cause__), list(getattr(self, "__notes__", ())))
+        return _restore, (type(self), self.args, _fields(self), _links(self.__cause__))
 
 
 class ConfigError(ZephonError, ValueError):
@@ -59,7 +67,7 @@ class OperatorError(ZephonError):
     def __reduce__(self) -> tuple[Any, ...]:
         cause = self.__cause__
         notes = [*getattr(self, "__notes__", ()), *_where_raised(cause)]
-        return _rebuild, (self.args[0], self.operator, self.where, _portable(cause), notes)
+        return _arrive, (self.args[0], self.operator, self.where, _links(cause), notes)
 
 
 def describe(error: BaseException) -> str:
@@ -80,6 +88,11 @@ def operator_error(original: BaseException, operator: str, where: str) -> Operat
     return _rebuild(f"operator '{operator}' failed on {where}: {describe(original)}", operator, where, original)
 
 
+def _arrive(message: str, operator: str, where: str, links: _Links, notes: Sequence[str]) -> OperatorError:
+    """The operator error that another process sent."""
+    return _rebuild(message, operator, where, _linked(links), notes)
+
+
 def _rebuild(
     message: str, operator: str, where: str, cause: BaseException | None, notes: Sequence[str] = ()
 ) -> OperatorError:
@@ -90,22 +103,26 @@ def _rebuild(
     return error
 
 
-def _system_fields(cause: Exception) -> list[tuple[str, Any]]:
-    """What an OSError keeps outside its dictionary."""
-    return [
-        (name, getattr(cause, name)) for name in ("errno", "filename", "filename2", "strerror") if hasattr(cause, name)
-    ]
+def _system_fields(cause: BaseException) -> list[tuple[str, Any]]:
+    """What an OSError keeps outside its dictionary. None is left out: filename2 set to None is shown as a name."""
+    names = ("errno", "filename", "filename2", "strerror")
+    return [(name, value) for name in names if (value := getattr(cause, name, None)) is not None]
 
 
 def _where_raised(cause: BaseException | None) -> list[str]:
-    """The cause's traceback as a note, since frames do not survive pickling."""
+    """The cause's traceback as a note, since frames do not survive pickling.
+
+    Every message is cut to a line or so, as the error's text has more of it: the frames are what this note is for.
+    """
     if cause is None or cause.__traceback__ is None:
         return []
     try:
-        lines = traceback.format_exception(cause)
+        found = traceback.TracebackException.from_exception(cause)
+        found.__notes__ = None  # they travel with the cause itself
+        lines = list(found.format())
     except Exception:  # a __str__ that raises
         lines = traceback.format_tb(cause.__traceback__)
-    text = "".join(lines)
+    text = "".join(line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}...\n" for line in lines)
     return ["raised in a worker:\n" + (text if len(text) <= _LONGEST_TEXT else "... " + text[-_LONGEST_TEXT:])]
 
 
@@ -122,7 +139,7 @@ def _both(cause: BaseException | None, message: str, operator: str, where: str) 
         error.args = (message,)  # the cause's own __init__ may want other arguments, so it is not called
         error.operator, error.where = operator, where
         for name, value in (*_system_fields(cause), *vars(cause).items()):
-            if name not in vars(error):
+            if name not in vars(error) and name != "__notes__":  # which are shown with the cause
                 setattr(error, name, value)
         if str(error) != message:
             return None
@@ -132,21 +149,73 @@ def _both(cause: BaseException | None, message: str, operator: str, where: str) 
 
 
 def _restore(
-    kind: type[ZephonError], args: tuple[Any, ...], cause: BaseException | None, notes: Sequence[str]
-) -> ZephonError:
-    error = kind(*args)
-    error.__cause__ = cause
-    for note in notes:
-        error.add_note(note)
+    kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any], links: _Links = ()
+) -> BaseException:
+    """An exception of these parts. Its `__init__`, which may want other arguments, is not called."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    for name, value in fields.items():
+        setattr(error, name, value)
+    if (cause := _linked(links)) is not None:  # to set None would hide the context too
+        error.__cause__ = cause
     return error
 
 
-def _portable(error: BaseException | None) -> BaseException | None:
-    """The exception itself if it survives pickling, else a stand-in that keeps its description."""
-    if error is None:
-        return None
+def _links(error: BaseException | None) -> _Links:
+    """An exception and what it came from, as Python would show them, in a form that survives pickling."""
+    links: list[tuple[BaseException | _Parts, bool]] = []
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen and len(links) < _LONGEST_CHAIN:
+        seen.add(id(error))
+        links.append((_portable(error), error.__cause__ is not None))
+        if isinstance(error, ZephonError):
+            break  # its own pickle has the rest
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return links
+
+
+def _linked(links: _Links) -> BaseException | None:
+    """The exception of `_links`."""
+    before: BaseException | None = None
+    for found, by_name in reversed(links):
+        error = _restore(*found) if isinstance(found, tuple) else found
+        if before is not None and error.__cause__ is None:
+            if by_name:
+                error.__cause__ = before
+            else:
+                error.__context__ = before
+        before = error
+    return before
+
+
+def _portable(error: BaseException) -> BaseException | _Parts:
+    """The exception itself if it comes out of pickling as it was, else its parts, else a stand-in with its text.
+
+    An exception is pickled as its class and args. A constructor that wants others than it hands on fails then, or
+    makes another text.
+    """
+    text, pickled = describe(error), _round_trip(error)
+    if pickled is not None and describe(pickled) == text:
+        return error
+    parts = (type(error), error.args, _fields(error))
+    restored = _round_trip(parts)
     try:
-        pickle.loads(pickle.dumps(error))
+        if restored is not None and describe(_restore(*restored)) == text:
+            return parts
+    except Exception:  # a __new__ that wants other arguments, a property that cannot be set
+        pass
+    return error if pickled is not None else ZephonError(text)  # a text with an address in it is never the same
+
+
+def _fields(error: BaseException) -> dict[str, Any]:
+    """What an exception holds beside its args, notes included; without what cannot be sent."""
+    fields = dict(_system_fields(error)) if isinstance(error, OSError) else {}
+    return {name: value for name, value in (fields | vars(error)).items() if _round_trip((value,)) is not None}
+
+
+def _round_trip(value: Any) -> Any:
+    """A value after pickling; None where that fails."""
+    try:
+        return pickle.loads(pickle.dumps(value))
     except Exception:
-        return ZephonError(describe(error))
-    return error
+        return None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import zephon as zp
@@ -138,6 +141,18 @@ def rarely(record: Record) -> Record:
 
 def with_rarely() -> zp.Pipeline:
     return finish(start().map(rarely))
+
+
+def crowded(record: Record) -> Record:
+    """Tells how many processes of one launcher were there, once they are more than there ever are by themselves."""
+    folder = Path(tempfile.gettempdir(), f"zephon-test-crowd-{os.getppid()}")
+    folder.mkdir(exist_ok=True)
+    (folder / str(os.getpid())).touch()
+    return {**record, "many": len(list(folder.iterdir())) > 4}
+
+
+def with_crowded() -> zp.Pipeline:
+    return start(end="repeat").map(crowded).batch(3)
 
 
 class Mixer(Accumulator):

@@ -71,6 +71,38 @@ def test_a_map_that_raises(capsys: pytest.CaptureFixture[str]) -> None:
     assert "DIFFERS" not in out
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the process runner needs Linux")
+def test_workers_are_killed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "checks.json"
+    settings = ("--batches", "24", "--runners", "process", "--topologies", "1", "--kill", "--json", str(file))
+    status, out, _ = run(capsys, "verify", f"{TARGET}:endless", *settings)
+    assert status == 0
+    lines, checks = out.splitlines(), read(file.read_text())
+    assert "killed" in lines[1].split()
+    killed = [check["kills"] for check in checks if check["check"] == "deaths"]
+    assert len(killed) == 3
+    assert min(killed) > 1
+    assert {check["kills"] for check in checks if check["check"] != "deaths"} == {0}
+    rows = [line.split() for line in lines if line.startswith("deaths")]
+    assert [row[-2:] for row in rows] == [[str(number), "equal"] for number in killed]
+    at_work = sum(check["kills_at_work"] for check in checks)
+    wanted = f"verified: 24 batches x {len(checks)} configurations equal the oracle's"
+    assert lines[-1] == f"{wanted}; {sum(killed)} workers were killed, {at_work} of them at work"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the process runner needs Linux")
+def test_where_nobody_dies_nothing_is_proven(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zephon.testing.faults.workers", list)
+    settings = ("--batches", "8", "--runners", "process", "--topologies", "1", "--kill")
+    status, out, _ = run(capsys, "verify", f"{TARGET}:endless", *settings)
+    assert status == 1
+    last = out.splitlines()[-1]
+    assert last.startswith("NOT PROVEN: in 3 of ")
+    assert last.endswith("no worker was killed; compare more, with --batches")
+
+
 def read(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
@@ -80,7 +112,8 @@ def test_json_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "verify", f"{TARGET}:prints", *QUICK, "--json", "-")
     assert status == 0
     checks = read(out)
-    fields = ["check", "runner", "parallelism", "task_records", "topology", "restarts", "batches", "ok", "difference"]
+    fields = ["check", "runner", "parallelism", "task_records", "topology", "restarts", "batches", "ok"]
+    fields += ["kills", "kills_at_work", "difference"]
     assert all(list(check) == fields for check in checks)
     assert all(check["ok"] and check["difference"] is None and check["batches"] >= 24 for check in checks)
     assert {"check": "stream", "runner": "inline", "topology": 2} in [
@@ -118,6 +151,7 @@ def test_json_to_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
             "--json no/such/folder/x.json: No such file",
         ),
         (["verify", f"{TARGET}:plain", "--depth", "3"], "--depth"),
+        (["verify", f"{TARGET}:plain", "--kill", "--runners", "inline"], "under runner 'process' only"),
         (["verify"], "Missing argument"),
         (["explain", f"{TARGET}:redy"], "did you mean 'ready'"),
         (["prove"], "prove"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from zephon.errors import ConfigError
 from zephon.pipeline import Pipeline
 from zephon.runners import execute
 from zephon.testing.streams import Gave, Stopped, Streams, fault_of, sample_digests
-from zephon.testing.verify import Check, Verification
+from zephon.testing.verify import DEATHS, Check, Verification
 from zephon.testing.walk import At, Walk
 
 TARGET = "tests.cli.pipelines"
@@ -221,6 +222,7 @@ def test_a_fault_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         (pipelines.plain(), {"topologies": []}, r"topologies=\[\]"),
         (pipelines.packed(), {"topologies": [1, 6]}, "6 groups is more than canonical_replicas=5"),
         (pipelines.loose(), {}, "deterministic=False"),
+        (pipelines.plain(), {"deaths": True}, "under runner 'process' only, and the runners here are inline, threads"),
         (pipelines.nothing(), {}, "none of the 4 lanes gives a batch"),
     ],
 )
@@ -347,3 +349,28 @@ def test_the_process_runner() -> None:
     checks = verify(pipelines.packed(), topologies=[1], runners=["process"], batches=20)
     assert all(check.ok for check in checks), [str(check.difference) for check in checks]
     assert {check.runner for check in checks if check.check == "stream"} == {"process"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the process runner needs Linux")
+def test_what_a_death_changes_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sound in every other check: only a worker too many shows itself."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    checks = verify(pipelines.with_crowded(), topologies=[1], runners=["process"], deaths=True, batches=60)
+    assert {check.check for check in checks if not check.ok} == {DEATHS}
+    found = first_difference(checks)
+    assert (found.what, found.field) == ("digest", "many")
+    assert found.cause.startswith("everything agrees while no worker dies")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the process runner needs Linux")
+def test_sound_pipelines_while_workers_die() -> None:
+    """Every configuration of the process runner, and a restart onto other groups; several deaths in each."""
+    checks = verify(pipelines.packed(), topologies=[2], runners=["process"], deaths=True, batches=24)
+    assert [str(check.difference) for check in checks if not check.ok] == []
+    plain = [(check.parallelism, check.task_records, check.topology) for check in checks if check.check == "stream"]
+    killed = [check for check in checks if check.check == DEATHS]
+    assert [(check.parallelism, check.task_records, check.topology) for check in killed if not check.restarts] == plain
+    assert [(check.runner, check.topology) for check in killed if check.restarts] == [("process>process", "2>2")]
+    assert min(check.kills for check in killed) > 1
+    assert sum(check.kills for check in checks) == sum(check.kills for check in killed)

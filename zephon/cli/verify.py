@@ -17,8 +17,7 @@ from rich.table import Table
 from zephon.cli import FOUND, INTERRUPTED
 from zephon.cli.target import load_target
 from zephon.errors import ConfigError
-from zephon.testing.verify import Check, Verification
-from zephon.testing.walk import Difference
+from zephon.testing.verify import DEATHS, Check, Verification
 
 _WIDTH = 118  # of the table where the output is no terminal
 
@@ -36,7 +35,12 @@ def verify(
     topologies: Annotated[
         str | None, typer.Option(help="Numbers of groups, with commas between. Default: 1,2,4.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Chooses where restarts are, and to which topology.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Chooses where restarts are, and to which topology; with --kill, who dies when.")
+    ] = 0,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="Also run while worker processes are killed again and again, idle and busy.")
+    ] = False,
     json_file: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE", help="One JSON object a check to FILE; '-': standard output."),
@@ -44,7 +48,8 @@ def verify(
 ) -> None:
     """Prove that a pipeline gives the same stream under every runner and topology, and after restarts.
 
-    Exit status: 0 all checks agree with the oracle, 1 one differs or the pipeline raises, 2 wrong use.
+    Exit status: 0 all checks agree with the oracle, 1 one differs or the pipeline raises (or, with --kill, no worker
+    was killed in one), 2 wrong use.
     """
     with contextlib.ExitStack() as stack:
         lines: IO[str] | None = None
@@ -60,6 +65,7 @@ def verify(
             topologies=_numbers(topologies),
             seed=seed,
             target=target,
+            deaths=kill,
         )
         try:
             checks = _run(verification, lines)
@@ -135,22 +141,25 @@ def _report(console: Console, target: str, verification: Verification, checks: l
         ("groups", "right"),
         ("restarts", "right"),
         ("batches", "right"),
+        *([("killed", "right")] if verification.deaths else []),
         ("outcome", "left"),
     ):
         table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for check in checks:
         task = str(check.task_records or "auto")
         cells = (check.runner, check.parallelism, task, check.topology, check.restarts, check.batches)
-        table.add_row(check.check, *map(str, cells), _outcome(check.difference))
+        killed = [str(check.kills) if check.check == DEATHS else ""] if verification.deaths else []
+        table.add_row(check.check, *map(str, cells), *killed, _outcome(check))
     console.print(table)
     console.print()
     for line in _last_lines(checks):
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _outcome(difference: Difference | None) -> str:
+def _outcome(check: Check) -> str:
+    difference = check.difference
     if difference is None:
-        return "equal"
+        return "equal" if check.ok else "nobody died"
     return f"{'raises' if difference.what == 'raises' else 'differs'} at {difference.at}"
 
 
@@ -169,5 +178,13 @@ def _last_lines(checks: list[Check]) -> list[str]:
     if raising:
         first = min(raising, key=lambda difference: difference.at)
         return [f"RAISES: {first.text} (at {first.at}, and so does the oracle: no configuration differs)"]
+    if not all(check.ok for check in checks):
+        unharmed = sum(not check.ok for check in checks)
+        return [
+            f"NOT PROVEN: in {unharmed} of {len(checks)} configurations no worker was killed; "
+            "compare more, with --batches"
+        ]
     fewest = min(check.batches for check in checks)
-    return [f"verified: {fewest} batches x {len(checks)} configurations equal the oracle's"]
+    kills, at_work = sum(check.kills for check in checks), sum(check.kills_at_work for check in checks)
+    killed = f"; {kills} workers were killed, {at_work} of them at work" if kills else ""
+    return [f"verified: {fewest} batches x {len(checks)} configurations equal the oracle's{killed}"]

@@ -30,13 +30,20 @@ _OTHER_DEFINITION = (
     "closure, a global or the settings() of an operator change while it runs"
 )
 
+_A_DEATH = (
+    "everything agrees while no worker dies: a function keeps state that is lost with its process, or uses its number, "
+    "or leaves something half done outside of it (a file, a lock); if none does, please report this"
+)
+
 
 def likely_cause(prepared: Pipeline, setup: Setup, difference: Difference, num_batches: int) -> str:
     """The likely cause of a difference that `setup` showed, and no check before it."""
     if difference.what == "state":
         return _OTHER_DEFINITION
-    if difference.what == "failure":
+    if difference.what == "failure" and not setup.deaths:
         return "the error comes from reading or from Zephon itself; if the data are in order, please report this"
+    if setup.deaths:
+        return _A_DEATH
     if setup.fresh:
         return _OTHER_PROCESS.format("the pipeline")
     plain = Setup(setup.check, setup.legs[:1], setup.forced)
@@ -49,6 +56,11 @@ def likely_cause(prepared: Pipeline, setup: Setup, difference: Difference, num_b
     named = f"'{node.name or node.method}' ({node.method})" if node is not None else "a function of the pipeline"
     if in_process:
         return _OTHER_PROCESS.format(named)
+    if not repeats and isinstance(node, Accumulator):  # how many records a task has follows the clock
+        return (
+            f"two runs of the same configuration differ: accumulator {named} depends on which lanes it sees together, "
+            "or is not deterministic; keep all its state by lane, and begin afresh in open(lane, key)"
+        )
     if not repeats:
         return (
             f"two runs of the same configuration differ: {named} is not deterministic; random numbers belong to a "

@@ -6,7 +6,7 @@ import contextlib
 import json
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,28 +16,31 @@ from zephon.checkpoint.merge import merge_states
 from zephon.errors import ZephonError
 from zephon.pipeline import Pipeline
 from zephon.plan.lanes import Topology
-from zephon.testing.legs import GroupRequest, Leg, configure, play, play_fresh
+from zephon.testing.faults import Killer
+from zephon.testing.legs import GroupRequest, Leg, Played, configure, play, play_fresh
 from zephon.testing.scheduler import forced_order
 from zephon.testing.streams import Event, Fault, Place, Streams, fault_of, sample_digests
 from zephon.testing.walk import At, Difference, Walk
 
 State = dict[str, Any]
 
+_KILLS = 16  # of the consumer's, in a check of deaths
 _REMEMBERED = 4  # batches that a state may lie before the last one
 
 
 class Setup(msgspec.Struct, frozen=True):
     """One check: the legs of its chain. `forced`: tasks complete in a random order; `fresh`: the last leg runs in
-    another process, from `target`."""
+    another process, from `target`; `deaths`: workers are killed all along."""
 
     check: str
     legs: tuple[Leg, ...]
     forced: bool = False
     fresh: bool = False
+    deaths: bool = False
 
 
 class Chain:
-    """One run of a setup. `batches` counts those compared so far; `on_batch` is told of each.
+    """One run of a setup. `batches` counts those compared so far; `on_batch` is told of each; `killer` counts deaths.
 
     Compares `num_batches` of all groups together; restarts come within the first `cut_within` of them.
     """
@@ -57,6 +60,7 @@ class Chain:
         self._num_batches, self._cut_within = num_batches, cut_within or num_batches
         self._target, self._on_batch = target, on_batch
         self._random = random.Random(seed)
+        self.killer = Killer(seed, max(1, num_batches // _KILLS)) if setup.deaths else None
         self._places: dict[int, Place] = dict.fromkeys(range(streams.num_lanes), (0, 0))
         self._states: list[State] = []
         self._last: Leg | None = None
@@ -67,6 +71,8 @@ class Chain:
         with contextlib.ExitStack() as stack:
             if self._setup.forced:
                 stack.enter_context(forced_order(self._random.randrange(1 << 30)))
+            if self.killer is not None:
+                stack.enter_context(self.killer)
             for leg, cut in zip(self._setup.legs, [*self._cuts(), None], strict=True):
                 until = self._num_batches if cut is None else cut
                 try:
@@ -92,7 +98,8 @@ class Chain:
                 walk = Walk(self._streams, {lane: self._places[lane] for lane in pipeline.lanes})
                 recent: deque[tuple[Batch, dict[int, Place]]] = deque(maxlen=_REMEMBERED)
                 events = ((event, None) for event in played[group]) if played else _played_here(pipeline, start)
-                difference = self._follow(events, walk, share, recent)
+                with contextlib.closing(self.killer.watch(events) if self.killer else events) as watched:
+                    difference = self._follow(watched, walk, share, recent)
                 if difference is not None:
                     found.append(difference)
                 elif not is_last:
@@ -103,7 +110,7 @@ class Chain:
 
     def _follow(
         self,
-        events: Iterator[tuple[Event, Batch | None]],
+        events: Played,
         walk: Walk,
         quota: int,
         recent: deque[tuple[Batch, dict[int, Place]]],
@@ -168,7 +175,7 @@ class Chain:
         return At(pass_index, turn // self._streams.cycles_per_step, lane)
 
 
-def _played_here(pipeline: Pipeline, start: State | None) -> Iterator[tuple[Event, Batch | None]]:
+def _played_here(pipeline: Pipeline, start: State | None) -> Played:
     """The events of a group in this process, from a state, which is loaded at once, or from the beginning."""
     if start is not None:
         pipeline.load_state_dict(start)

@@ -10,7 +10,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -20,6 +20,9 @@ from zephon.errors import ConfigError, WorkerError
 from zephon.ops.base import Operator
 from zephon.pipeline import Pipeline
 from zephon.testing.streams import Event, Fault, Gave, Stopped, fault_of, sample_digests
+
+Played = Generator[tuple[Event, Batch | None], None, None]
+"""The events of a group; each batch with what it gave."""
 
 SPLIT = "split"
 """As `parallelism`: 1 and 2 workers in turn, so that neighbouring operators never share a stage."""
@@ -34,6 +37,7 @@ class Leg(msgspec.Struct, frozen=True):
     task_records: int | None = None
     prefetch_batches: int = 2
     mapping_strategy: str = "contiguous"
+    max_worker_retries: int = 3
 
     def workers(self, pipeline: Pipeline) -> int | dict[str, int]:
         """`parallelism` as an option of this pipeline."""
@@ -63,10 +67,11 @@ def configure(prepared: Pipeline, leg: Leg, group: int) -> Pipeline:
         dp_degree=leg.topology,
         dp_group_id=group,
         mapping_strategy=leg.mapping_strategy,
+        max_worker_retries=leg.max_worker_retries,
     )
 
 
-def play(pipeline: Pipeline) -> Iterator[tuple[Event, Batch | None]]:
+def play(pipeline: Pipeline) -> Played:
     """The events of a pipeline, pass after pass, with the batches themselves. An error is the last event."""
     try:
         while True:

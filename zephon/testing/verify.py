@@ -4,6 +4,7 @@
     order          tasks complete in a random order, so operators see the records in another order
     restart        chains of restarts at random batches: states through JSON, merged, on other topologies and runners
     fresh process  a restart in a new process with another hash seed, where the target is built again
+    deaths         (asked for) the process runner's configurations, and a restart, while workers are killed at random
     again          the first configuration once more, some time later
 
 Each check compares order, content, origins and counts of every batch with `zephon.testing.oracle`, and stops at the
@@ -27,11 +28,14 @@ from zephon.errors import ConfigError
 from zephon.pipeline import Pipeline
 from zephon.testing.causes import likely_cause
 from zephon.testing.chain import Chain, Setup
+from zephon.testing.faults import UNREACHED_RETRIES
 from zephon.testing.legs import SPLIT, Leg, prepare
 from zephon.testing.streams import Expected, Fault, Streams
 from zephon.testing.walk import Difference
 
 DEFAULT_TOPOLOGIES = (1, 2, 4)
+PROCESS = "process"
+DEATHS = "deaths"  # the check in which workers are killed
 NUM_PASSES = 2  # a short pipeline is followed into its second pass, which has a shuffle of its own
 APART_S = 1.1  # between the first run and its repetition: a function that looks at whole seconds shows itself
 
@@ -49,7 +53,8 @@ class Check(msgspec.Struct, frozen=True):
     """What one check found. Of a chain of restarts, `runner` and `topology` name each leg: "inline>threads", "1>4".
 
     `batches`: compared with the oracle's, of all groups. `parallelism`: workers of each stage in the first leg;
-    "split": 1 and 2 in turn, so that each operator is a stage of its own.
+    "split": 1 and 2 in turn, so that each operator is a stage of its own. `kills`: workers that were killed meanwhile;
+    `kills_at_work`: those of them that were not asleep. Of a check of deaths without any, `ok` is False.
     """
 
     check: str
@@ -60,6 +65,8 @@ class Check(msgspec.Struct, frozen=True):
     restarts: int
     batches: int
     ok: bool
+    kills: int = 0
+    kills_at_work: int = 0
     difference: Difference | None = None
 
 
@@ -70,6 +77,7 @@ class Verification:
     batches: compared in each check, of all groups together; a short pipeline gives fewer (two passes).
     runners, topologies: default: all there are; 1, 2 and 4 groups, as far as the lanes reach.
     target: what `zephon.cli.target` builds the pipeline from again in a fresh process; None: without that check.
+    deaths: also while workers of the process runner are killed.
     Raises ConfigError where nothing can be compared: a setting that does not fit, or no batch at all.
     """
 
@@ -82,16 +90,23 @@ class Verification:
         topologies: Sequence[int] | None = None,
         seed: int = 0,
         target: str | None = None,
+        deaths: bool = False,
         apart_s: float = APART_S,
     ) -> None:
         if batches < 1:
             raise ConfigError(f"batches={batches}: at least 1 is wanted")
-        self.batches, self.seed, self._target, self._apart_s = batches, seed, target, apart_s
+        self.batches, self.seed, self.deaths = batches, seed, deaths
+        self._target, self._apart_s = target, apart_s
         self.runners = _known_runners(runners)
+        if deaths and PROCESS not in self.runners:
+            raise ConfigError(
+                f"workers can be killed under runner 'process' only, and the runners here are "
+                f"{', '.join(self.runners)}; name it too (it needs Linux)"
+            )
         self.num_lanes, self.topologies = _lanes(pipeline, topologies)
         self._prepared = prepare(pipeline, self.num_lanes)
         self._streams = Streams(self._prepared, NUM_PASSES)
-        self.setups = _setups(self.runners, self.topologies, random.Random(seed), target is not None)
+        self.setups = _setups(self.runners, self.topologies, random.Random(seed), target is not None, deaths)
         self._agreed = True
         self._most = 0  # batches that a check compared so far
         self.on_batch: Callable[[], None] | None = None
@@ -132,7 +147,7 @@ class Verification:
                 cause = likely_cause(self._prepared, setup, difference, self.batches)
                 difference = msgspec.structs.replace(difference, cause=cause)
             self._agreed = False
-        legs = setup.legs
+        legs, killer = setup.legs, chain.killer
         single = len(legs) == 1
         return Check(
             check=setup.check,
@@ -142,13 +157,15 @@ class Verification:
             topology=legs[0].topology if single else ">".join(str(leg.topology) for leg in legs),
             restarts=len(legs) - 1,
             batches=chain.batches,
-            ok=difference is None,
+            ok=difference is None and (killer is None or killer.kills > 0),
+            kills=killer.kills if killer else 0,
+            kills_at_work=killer.kills_at_work if killer else 0,
             difference=difference,
         )
 
 
 def _known_runners(wanted: Sequence[str] | None) -> tuple[str, ...]:
-    known = tuple(runner for runner in DRIVERS if runner != "process" or sys.platform == "linux")
+    known = tuple(runner for runner in DRIVERS if runner != PROCESS or sys.platform == "linux")
     for runner in wanted or ():
         if runner not in known:
             raise ConfigError(
@@ -174,7 +191,9 @@ def _lanes(pipeline: Pipeline, wanted: Sequence[int] | None) -> tuple[int, tuple
     return lanes, tuple(dict.fromkeys(wanted))
 
 
-def _setups(runners: Sequence[str], topologies: Sequence[int], rng: random.Random, fresh: bool) -> list[Setup]:
+def _setups(
+    runners: Sequence[str], topologies: Sequence[int], rng: random.Random, fresh: bool, deaths: bool
+) -> list[Setup]:
     ways = itertools.cycle(_WAYS)
     setups = []
     for number, groups in enumerate(topologies):
@@ -192,7 +211,16 @@ def _setups(runners: Sequence[str], topologies: Sequence[int], rng: random.Rando
     if fresh:
         legs = [_leg(runners[0], topologies[0], _WAYS[0]), _leg(runners[-1], topologies[-1], _WAYS[1])]
         setups.append(Setup("fresh process", tuple(legs), fresh=True))
+    if deaths:
+        plain = [setup.legs for setup in setups if setup.check == "stream" and setup.legs[0].runner == PROCESS]
+        restart = tuple(legs[0] for legs in (plain[0], plain[-1]))
+        setups += [Setup(DEATHS, tuple(map(_survives, legs)), deaths=True) for legs in (*plain, restart)]
     return [*setups, Setup("again", setups[0].legs)]
+
+
+def _survives(leg: Leg) -> Leg:
+    """A leg in which a record may be hit any number of times."""
+    return msgspec.structs.replace(leg, max_worker_retries=UNREACHED_RETRIES)
 
 
 def _leg(runner: str, groups: int, way: tuple[Any, int | None, int, str]) -> Leg:
