@@ -137,10 +137,17 @@ class ThreadDriver:
 
 
 def _process_driver(job: Job) -> Driver:
-    """Imported only where it is used: it brings sockets, shared memory and cloudpickle."""
-    from zephon.drive_process import ProcessDriver
+    """Its modules are imported only where they are used, and while the launcher starts: it needs as long as they."""
+    from zephon.runners.spawn import Launcher
 
-    return ProcessDriver(job)
+    launcher = Launcher("zephon.engine_process")
+    try:
+        from zephon.drive_process import ProcessDriver
+
+        return ProcessDriver(job, launcher)
+    except BaseException:
+        launcher.close()
+        raise
 
 
 DRIVERS: dict[str, Callable[[Job], Driver]] = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import gc
 import importlib
 import io
 import os
@@ -22,18 +23,15 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 
-from zephon.errors import ConfigError, WorkerError, ZephonError, describe
-from zephon.ipc.codec import SCRIPT
+from zephon.errors import WorkerError, ZephonError, describe
 from zephon.ipc.ring import LEAST_CAPACITY, ring_bytes
 from zephon.ipc.segment import Segment
 from zephon.ipc.wake import Wake
-from zephon.runners.execute import StageWork
+from zephon.runners.orders import Orders, unpack
 from zephon.runners.process import Wiring
 from zephon.runners.worker import serve
 
@@ -43,15 +41,6 @@ MOST_ERROR_BYTES = 100_000
 MOST_RING_MEMORY = 128 << 20  # reserving pages costs 0.4 s a GiB
 MOST_AREA_MEMORY = 64 << 20  # for large results, of all workers; reserved only as far as it is used
 RINGS_IN_AREA = 4  # an area is at most this many times as large as a ring
-
-
-class Orders(msgspec.Struct, frozen=True):
-    """What the trainer sends: the work of each stage, its workers, and the job of the engine process."""
-
-    works: list[StageWork]
-    workers: list[int]
-    ring_bytes: int
-    job: Any
 
 
 def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoReturn:
@@ -69,7 +58,10 @@ def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoRe
         os._exit(0)
     try:
         serve_engine = importlib.import_module(engine).serve
+        gc.freeze()  # no collection touches these objects any more, so that children share their pages
+        gc.enable()
         orders = read_orders(control)
+        gc.freeze()
         tree = _Tree(orders, serve_engine, control, to_trainer)
     except BaseException as error:
         _report(to_trainer, error)
@@ -94,21 +86,11 @@ def read_orders(control: socket.socket) -> Orders:
     raw = stream.read(size)
     if len(raw) < size:
         os._exit(0)  # the trainer is gone
-    orders, script_classes = pickle.loads(raw)
     _die_with_trainer(control, True)
     try:
-        loaded: Orders = pickle.loads(orders)
-        # Instances of the script's classes, exceptions above all, then go back to the trainer by name.
-        for name in SCRIPT:
-            vars(sys.modules.setdefault(name, ModuleType(name))).update(pickle.loads(script_classes))
-    except Exception as error:
-        raise ConfigError(
-            f"the pipeline cannot be loaded in another process: {describe(error)}; import what your functions need at "
-            "the top of a module, or use runner='threads'"
-        ) from error
+        return unpack(raw)
     finally:
         _die_with_trainer(control, False)
-    return loaded
 
 
 def _die_with_trainer(control: socket.socket, on: bool) -> None:
@@ -252,11 +234,10 @@ def _die_with(parent: int) -> None:
 
 def _kill_session() -> None:
     """Kills what user code started and left behind in the launcher's session."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, IndexError):
-            session = int(path.read_text().rpartition(")")[2].split()[3])
-            if session == os.getpid() != int(path.parent.name):
-                os.kill(int(path.parent.name), signal.SIGKILL)
+    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) == os.getpid() != pid:
+                os.kill(pid, signal.SIGKILL)
 
 
 def _check_threads() -> None:
