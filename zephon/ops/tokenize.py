@@ -81,6 +81,10 @@ class Tokenize(Operator):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_encoder": None}
 
+    def share(self) -> None:
+        """Workers share the tokenizer's tables."""
+        self.setup()
+
     def setup(self) -> None:
         """Builds the tokenizer in this worker."""
         if self._encoder is None and isinstance(self.tokenizer, TokenizerText):
