@@ -27,6 +27,7 @@ import msgspec
 from zephon.errors import WorkerError, ZephonError, describe
 from zephon.ipc.segment import Segment
 from zephon.runners.fresh import ENGINE_STAGE, Role, flush_lines, live, num_threads, start
+from zephon.runners.heap import trim
 from zephon.runners.orders import unpack
 from zephon.runners.rings import lay_out, wire
 from zephon.runners.worker import serve
@@ -129,6 +130,7 @@ class _Tree:
             for work in self._orders.works:
                 with _user_code(self._control), contextlib.suppress(Exception):
                     work.share()
+            trim()  # a hole that a worker fills is a page of its own
             gc.freeze()
 
     def _start(self, stage: int, index: int, sockets: tuple[socket.socket, ...] = ()) -> None:

@@ -61,11 +61,14 @@ class Launcher:
 
     def send(self, orders: Orders) -> None:
         """Sends the orders. Once. Raises ConfigError that names what cannot be sent; closes where it fails."""
+        from zephon.runners.heap import trim
         from zephon.runners.orders import pack
 
         try:
             raw = pack(orders)
             self._control.sendall(len(raw).to_bytes(8, "little") + raw)
+            del raw
+            trim()  # in the time that the launcher needs anyway
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
