@@ -1,14 +1,20 @@
 """Shared memory without a name: reserved page by page, and passed on by inheritance or over a socket.
 
-A segment is an unnamed file of /dev/shm (O_TMPFILE), so there is nothing to leave behind, whoever is killed when. Every
-page is reserved at once (posix_fallocate), so too little room is an error now and not a SIGBUS later. Where /dev/shm
-is missing, read-only or too small, a memfd takes its place. Both count against the memory limit of the container,
-where an overrun is no error but a kill: that is checked first.
+There are three ways to such memory, and the first that works is taken:
+
+1. an unnamed file of /dev/shm (O_TMPFILE): it never has a name, so nothing is left behind, whoever is killed when;
+2. where its file system, or the kernel, knows no O_TMPFILE: POSIX shared memory by `posix_ipc`, whose name is removed
+   right after it was made. A SIGKILL between these two calls leaves a name, so it is second;
+3. where /dev/shm is missing, read-only or too small: a memfd.
+
+Every page is reserved at once (posix_fallocate), so too little room is an error now and not a SIGBUS later. All count
+against the memory limit of the container, where an overrun is no error but a kill: that is checked first.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 from collections.abc import Callable
@@ -19,6 +25,7 @@ from zephon.errors import ConfigError
 _SHM = "/dev/shm"
 _CGROUP = Path("/sys/fs/cgroup")
 _OWNER_ONLY = 0o600
+_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)  # from the file system, or from an old kernel
 
 
 class Segment:
@@ -57,7 +64,24 @@ class Segment:
 
 
 def _unnamed() -> int:
-    return os.open(_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, _OWNER_ONLY)
+    try:
+        return os.open(_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, _OWNER_ONLY)
+    except OSError as error:
+        if error.errno in _NO_TMPFILE:
+            return _unlinked()
+        raise
+
+
+def _unlinked() -> int:
+    import posix_ipc
+
+    name = f"/zephon-{os.getpid()}-{os.urandom(8).hex()}"
+    try:
+        memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=_OWNER_ONLY)
+    except posix_ipc.Error as error:  # one of the kinds that are no OSError
+        raise OSError(str(error)) from error
+    memory.unlink()
+    return int(memory.fd)
 
 
 def _memfd() -> int:
