@@ -31,10 +31,10 @@ _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)  # from the file sy
 class Segment:
     """Shared memory of `size` bytes with one mapping in this process. `fd` is for forked children, and for sockets."""
 
-    def __init__(self, fd: int, size: int) -> None:
+    def __init__(self, fd: int, size: int, writable: bool = True) -> None:
         self.fd, self.size = fd, size
         os.set_inheritable(fd, False)  # one that came over a socket would be passed to programs
-        self.map = mmap.mmap(fd, size)
+        self.map = mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
 
     @classmethod
     def create(cls, size: int, unreserved: int = 0) -> Segment:

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import msgspec
@@ -47,10 +47,16 @@ class Role(msgspec.Struct, frozen=True):
     layout: Layout
     orders: tuple[int, int]
     """(descriptor, bytes) of the packed orders."""
-    engine: str = ""
+    shared: list[int]
+    """Descriptors of what the orders share."""
+    engine: str
     """The module whose `serve` is the engine."""
-    sockets: tuple[int, ...] = ()
+    sockets: tuple[int, ...]
     """The engine's: to the trainer, to the launcher."""
+
+    def descriptors(self) -> Iterator[int]:
+        """All that the child inherits."""
+        yield from (*self.layout.descriptors(), self.orders[0], *self.shared, *self.sockets)
 
 
 def num_threads() -> int:
@@ -60,7 +66,7 @@ def num_threads() -> int:
 
 def start(role: Role) -> int:
     """Starts a fresh child; returns its pid."""
-    descriptors = [*role.layout.descriptors(), role.orders[0], *role.sockets]
+    descriptors = list(role.descriptors())
     code = _CODE.format(path=sys.path, role=msgspec.json.encode(role))
     try:
         for fd in descriptors:
@@ -98,10 +104,10 @@ def flush_lines() -> None:
 
 def _serve(own: Role) -> None:
     flush_lines()
-    for fd in (*own.layout.descriptors(), *own.sockets):
+    for fd in own.descriptors():
         os.set_inheritable(fd, False)
     packed = Segment(*own.orders)
-    orders = unpack(packed.map[:])
+    orders = unpack(packed.map[:], own.shared)
     packed.close()
     wirings = wire(own.layout)
     if own.stage != ENGINE_STAGE:

@@ -28,7 +28,7 @@ from zephon.errors import WorkerError, ZephonError, describe
 from zephon.ipc.segment import Segment
 from zephon.runners.fresh import ENGINE_STAGE, Role, flush_lines, live, num_threads, start
 from zephon.runners.heap import trim
-from zephon.runners.orders import unpack
+from zephon.runners.orders import MOST_SHARED, unpack
 from zephon.runners.rings import lay_out, wire
 from zephon.runners.worker import serve
 
@@ -51,7 +51,7 @@ def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoRe
         importlib.import_module(engine)
         gc.freeze()  # no collection touches these objects any more, so that children share their pages
         gc.enable()
-        tree = _Tree(_receive(control), engine, control, to_trainer)
+        tree = _Tree(engine, control, to_trainer)
     except BaseException as error:
         _report(to_trainer, error)
         os._exit(1)
@@ -68,14 +68,14 @@ def _watch(pid: int) -> int | None:
     return trainer if os.getppid() == pid else None
 
 
-def _receive(control: socket.socket) -> bytes:
-    """The packed orders, from the control socket, behind 8 bytes with their length."""
-    stream = control.makefile("rb")
-    size = int.from_bytes(stream.read(8), "little")
-    packed = stream.read(size)
+def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
+    """(the packed orders, their descriptors), from the control socket: 8 bytes with the length come first."""
+    head, fds, *_ = socket.recv_fds(control, 8, MOST_SHARED)
+    size = int.from_bytes(head, "little")
+    packed = control.makefile("rb").read(size)
     if len(packed) < size or not size:
         os._exit(0)  # the trainer is gone
-    return packed
+    return packed, fds
 
 
 @contextlib.contextmanager
@@ -103,13 +103,13 @@ def _report(to_trainer: socket.socket, error: BaseException) -> None:
 class _Tree:
     """The processes below the launcher: forked from it, or exec'ed where a fork would copy other threads' locks."""
 
-    def __init__(self, packed: bytes, engine: str, control: socket.socket, to_trainer: socket.socket) -> None:
+    def __init__(self, engine: str, control: socket.socket, to_trainer: socket.socket) -> None:
         self._engine, self._control = engine, control
+        self._packed, self._shared = _receive(control)
         with _user_code(control):  # this imports the user's modules
-            self._orders = orders = unpack(packed)
+            self._orders = orders = unpack(self._packed, self._shared)
         self._layout = lay_out(orders.workers, orders.ring_bytes)
         self._wirings = wire(self._layout)
-        self._packed = packed
         self._kept: Segment | None = None
         self._engine_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._children: dict[int, tuple[int, int, int]] = {}  # pidfd -> (pid, stage, index)
@@ -155,7 +155,7 @@ class _Tree:
         assert self._kept is not None
         numbers = tuple(end.fileno() for end in sockets)
         kept = (self._kept.fd, self._kept.size)
-        return start(Role(os.getpid(), stage, index, self._layout, kept, self._engine, numbers))
+        return start(Role(os.getpid(), stage, index, self._layout, kept, self._shared, self._engine, numbers))
 
     def _fork(self, stage: int, index: int, sockets: tuple[socket.socket, ...]) -> int:
         """Forks a child, which never returns."""

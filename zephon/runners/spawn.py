@@ -65,8 +65,9 @@ class Launcher:
         from zephon.runners.orders import pack
 
         try:
-            raw = pack(orders)
-            self._control.sendall(len(raw).to_bytes(8, "little") + raw)
+            raw, fds = pack(orders)
+            socket.send_fds(self._control, [len(raw).to_bytes(8, "little")], fds)
+            self._control.sendall(raw)
             del raw
             trim()  # in the time that the launcher needs anyway
         except BaseException as error:
