@@ -11,27 +11,7 @@ from zephon.engine import STOP_TIMEOUT_S, Engine, Job, TailItem
 from zephon.errors import Closed, InternalError
 from zephon.flow.tail import Tail
 from zephon.runners import inline, threads
-from zephon.runners.base import MakePool
-
-
-class _Process:
-    """Which process this is, without a system call a batch."""
-
-    pid = os.getpid()
-
-    @classmethod
-    def renew(cls) -> None:
-        cls.pid = os.getpid()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_Process.renew)
-
-
-def check_process(pid: int) -> None:
-    """Raises Closed where the process of this number is another one, which forked this one."""
-    if _Process.pid != pid:
-        raise Closed("this iterator belongs to the process that forked this one; make a pipeline of your own here")
+from zephon.runners.base import MakePool, check_process
 
 
 class Driver(Protocol):

@@ -16,7 +16,6 @@ import msgspec
 
 from zephon.arena import SlotView, most_slots
 from zephon.batch import Batch
-from zephon.drive import check_process
 from zephon.engine import Job, Ready, TailItem
 from zephon.errors import Closed, WorkerError
 from zephon.exchange import MOST_DESCRIPTORS, read_error
@@ -29,6 +28,7 @@ from zephon.ipc.segment import Segment
 from zephon.lineage import Origins
 from zephon.record import Origin
 from zephon.runners import threads
+from zephon.runners.base import check_process
 from zephon.runners.execute import StageWork
 from zephon.runners.orders import Orders
 from zephon.runners.spawn import Launcher

@@ -60,7 +60,7 @@ def wire(layout: Layout) -> list[list[Wiring]]:
         for index, fds in enumerate(wakes):
             own, at = memory[index * size : (index + 1) * size], whole - layout.area * (index + 1)
             rings = (own[:cut], own[cut:], TASK_CAPACITY, layout.capacity)
-            area = (memory[at : at + layout.area], (fd, at))
-            stage.append(Wiring(*rings, *map(Wake, fds), *area))
+            one, two, three, four = map(Wake, fds)
+            stage.append(Wiring(*rings, one, two, three, four, memory[at : at + layout.area], (fd, at)))
         wirings.append(stage)
     return wirings
