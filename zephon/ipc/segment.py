@@ -18,12 +18,11 @@ import errno
 import mmap
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 from zephon.errors import ConfigError
 
 _SHM = "/dev/shm"
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP = "/sys/fs/cgroup"
 _OWNER_ONLY = 0o600
 _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)  # from the file system, or from an old kernel
 
@@ -105,11 +104,16 @@ def _reserved(make: Callable[[], int], size: int) -> int | None:
 def room() -> int | None:
     """Bytes that the container's memory limit leaves (cgroup v2); None where there is no limit to be seen."""
     try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        limit = int(_read("memory.max"))
+        used = dict(line.split() for line in _read("memory.stat").splitlines())
         return limit - int(used["anon"]) - int(used["shmem"])
     except (OSError, ValueError, KeyError):  # no such file, or "max"
         return None
+
+
+def _read(name: str) -> str:
+    with open(os.path.join(_CGROUP, name), encoding="ascii") as file:
+        return file.read()
 
 
 def _too_large(size: int, why: str) -> ConfigError:

@@ -11,7 +11,6 @@ import select
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zephon.errors import WorkerError, describe
@@ -29,6 +28,7 @@ sys.path[:] = {path!r}
 from zephon.runners.launcher import main
 main({control}, {engine}, {pid}, {module!r})
 """
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 STOP_TIMEOUT_S = 2.0
 
 
@@ -41,7 +41,7 @@ class Launcher:
     def __init__(self, module: str) -> None:
         self._control, control = socket.socketpair()
         self.engine, engine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        path = [*(entry for entry in sys.path if isinstance(entry, str)), str(Path(__file__).parents[2])]
+        path = [*(entry for entry in sys.path if isinstance(entry, str)), _ROOT]
         code = _CODE.format(path=path, control=control.fileno(), engine=engine.fileno(), pid=os.getpid(), module=module)
         try:
             self._process = subprocess.Popen(
