@@ -11,27 +11,7 @@ from zephon.engine import STOP_TIMEOUT_S, Engine, Job, TailItem
 from zephon.errors import Closed, InternalError
 from zephon.flow.tail import Tail
 from zephon.runners import inline, threads
-from zephon.runners.base import MakePool
-
-
-class _Process:
-    """Which process this is, without a system call a batch."""
-
-    pid = os.getpid()
-
-    @classmethod
-    def renew(cls) -> None:
-        cls.pid = os.getpid()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_Process.renew)
-
-
-def check_process(pid: int) -> None:
-    """Raises Closed where the process of this number is another one, which forked this one."""
-    if _Process.pid != pid:
-        raise Closed("this iterator belongs to the process that forked this one; make a pipeline of your own here")
+from zephon.runners.base import MakePool, check_process
 
 
 class Driver(Protocol):
@@ -137,10 +117,17 @@ class ThreadDriver:
 
 
 def _process_driver(job: Job) -> Driver:
-    """Imported only where it is used: it brings sockets, shared memory and cloudpickle."""
-    from zephon.drive_process import ProcessDriver
+    """Its modules are imported only where they are used, and while the launcher starts: it needs as long as they."""
+    from zephon.runners.spawn import Launcher
 
-    return ProcessDriver(job)
+    launcher = Launcher("zephon.engine_process")
+    try:
+        from zephon.drive_process import ProcessDriver
+
+        return ProcessDriver(job, launcher)
+    except BaseException:
+        launcher.close()
+        raise
 
 
 DRIVERS: dict[str, Callable[[Job], Driver]] = {

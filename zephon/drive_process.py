@@ -16,10 +16,9 @@ import msgspec
 
 from zephon.arena import SlotView, most_slots
 from zephon.batch import Batch
-from zephon.drive import check_process
 from zephon.engine import Job, Ready, TailItem
 from zephon.errors import Closed, WorkerError
-from zephon.exchange import ENGINE, MOST_DESCRIPTORS, read_error
+from zephon.exchange import MOST_DESCRIPTORS, read_error
 from zephon.flow.batcher import End, Failed
 from zephon.flow.progress import LaneState
 from zephon.flow.tail import Tail
@@ -29,8 +28,9 @@ from zephon.ipc.segment import Segment
 from zephon.lineage import Origins
 from zephon.record import Origin
 from zephon.runners import threads
+from zephon.runners.base import check_process
 from zephon.runners.execute import StageWork
-from zephon.runners.launcher import Orders
+from zephon.runners.orders import Orders
 from zephon.runners.spawn import Launcher
 
 SPARE_SLOTS = 3  # one that the trainer works on, one on the way, one that is being written
@@ -45,7 +45,7 @@ _encode = msgspec.msgpack.Encoder().encode
 class ProcessDriver:
     """Owns the launcher and the trainer's view of the slots."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, launcher: Launcher) -> None:
         self._job = job
         self.tail: Tail[TailItem] = Tail({lane: state.turns for lane, state in job.lanes.items()})
         self._pid = os.getpid()
@@ -62,7 +62,8 @@ class ProcessDriver:
         works = [StageWork(stage, job.datasets, job.source.seed, threads.INTERRUPTS) for stage in job.plan.stages]
         workers = [stage.parallelism for stage in job.plan.stages]
         job = msgspec.structs.replace(job, slots=self._least_slots)
-        self._launcher = Launcher(ENGINE, Orders(works, workers, job.ring_bytes, job))
+        self._launcher = launcher
+        launcher.send(Orders(works, workers, job.ring_bytes, job))
         self._socket = self._launcher.engine
 
     def wait(self) -> None:

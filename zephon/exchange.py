@@ -12,7 +12,6 @@ from zephon.errors import ZephonError
 from zephon.ipc.codec import dump
 from zephon.ipc.segment import Segment
 
-ENGINE = "zephon.engine_process"  # whose `serve` the launcher runs
 MOST_ERROR_BYTES = 100_000
 MOST_DESCRIPTORS = 16  # new slots in one message
 

@@ -6,7 +6,6 @@ anything starts.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
@@ -119,6 +118,8 @@ _KNOWN_ELSEWHERE = {
 
 
 def _unknown(name: str) -> ConfigError:
+    import difflib
+
     near = [_KNOWN_ELSEWHERE[name]] if name in _KNOWN_ELSEWHERE else []
     near = near or difflib.get_close_matches(name, _GROUP_OF, n=1, cutoff=0.5)
     remedy = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(sorted(_GROUP_OF))}"

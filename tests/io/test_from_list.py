@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -19,6 +21,8 @@ import pytest
 
 from zephon.errors import ConfigError, DataError
 from zephon.io import Dataset
+from zephon.io.memory import Encoded
+from zephon.ipc.segment import Segment
 
 ROOT = Path(__file__).parents[2]
 RECORDS: list[dict[str, Any]] = [
@@ -179,3 +183,56 @@ def test_the_hash_is_the_same_in_every_process() -> None:
         outputs.add(run.stdout)
     assert len(outputs) == 1
     assert json.loads(outputs.pop())["rows"] == 2
+
+
+# -- shared between processes ----------------------------------------------------------------------------------------
+
+
+def large() -> Dataset:
+    return Dataset.from_list("large", [{"id": i, "text": "x" * 1000, "n": np.arange(3)} for i in range(1500)])
+
+
+def block(dataset: Dataset) -> Any:
+    return dataset._shards[0].blob  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shared memory by descriptor")
+def test_a_large_block_moves_into_a_segment_and_reads_as_before() -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    dataset = large()
+    records = dataset.read(np.arange(1500))
+    assert len(os.listdir("/proc/self/fd")) == before
+    fd = block(dataset).share()
+    assert fd is not None
+    assert block(dataset).share() == fd  # once
+    other = os.dup(fd)
+    attached = Encoded.attach(other, len(block(dataset)))
+    os.close(other)  # the mapping stays
+    assert attached.view == block(dataset).view
+    for view in (attached.view, block(dataset).view):
+        with pytest.raises(TypeError, match="read-only"):
+            view[0] = 1
+    assert digest(dataset.read(np.arange(1500))) == digest(records)
+    copied = pickle.loads(pickle.dumps(dataset))  # by value, for whoever is no child of the launcher
+    assert block(copied).view == block(dataset).view
+    del dataset, copied, view
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def digest(records: list[Any]) -> list[Any]:
+    return [(r["id"], type(r["id"]), r["text"], r["n"].tolist(), r["n"].dtype) for r in records]
+
+
+def test_a_small_block_and_one_without_room_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert block(Dataset.from_list("small", [{"id": 1}])).share() is None
+
+    def no_room(size: int) -> None:
+        raise ConfigError("no room")
+
+    monkeypatch.setattr(Segment, "create", no_room)
+    dataset = large()
+    assert block(dataset).share() is None
+    assert len(dataset.read(np.arange(1500))) == 1500

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -163,7 +164,7 @@ def test_where_nothing_can_be_written_only_time_is_lost(
     blocked = tmp_path / "a file"
     blocked.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    monkeypatch.setattr(index_cache.tempfile, "gettempdir", lambda: str(blocked))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(blocked))
     monkeypatch.setattr(index_cache, "_unsaved", {})
     build = Builder()
     for _ in range(3):
@@ -178,7 +179,7 @@ def test_a_home_that_cannot_be_written_leaves_the_temporary_folder(
     blocked.write_text("")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(blocked))
-    monkeypatch.setattr(index_cache.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     build = Builder()
     get(source, build)
     get(source, build)
@@ -196,7 +197,7 @@ def test_a_temporary_folder_that_others_can_write_is_not_used(
     blocked = tmp_path / "a file"
     blocked.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    monkeypatch.setattr(index_cache.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     shared = tmp_path / f"zephon-{os.getuid()}"
     if how == "a link":
         shared.symlink_to(theirs)
@@ -256,7 +257,7 @@ def test_a_failed_write_leaves_nothing(source: Path, cache_home: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(index_cache.os, "replace", full)
-    monkeypatch.setattr(index_cache.tempfile, "gettempdir", lambda: str(cache_home / "absent" / "deep"))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(cache_home / "absent" / "deep"))
     assert get(source, Builder()).tolist() == CONTENT.tolist()
     assert not [path for path in cache_home.rglob("*") if path.is_file()]
 

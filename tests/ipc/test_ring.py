@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from zephon.ipc.ring import DATA, FRAME_HEADER, HEAD, LEAST_CAPACITY, TAIL, Ring, ring_bytes
+from zephon.ipc.ring import DATA, FRAME_HEADER, HEAD, LEAST_CAPACITY, RESTART, TAIL, Ring, ring_bytes
 from zephon.ipc.segment import Segment
 from zephon.ipc.wake import Wake
 
@@ -44,8 +44,10 @@ class RingMachine(RuleBasedStateMachine):
         """Whether there is room: for the frame, and for what is left free before the end that it may not cross."""
         cells = self.memory[:DATA].cast("Q")
         head, tail = cells[HEAD // 8], cells[TAIL // 8]
-        to_end = self.capacity - head % self.capacity
-        wasted = to_end if to_end < size_of(length) else 0
+        at = head % self.capacity
+        to_end = self.capacity - at
+        restart = head == tail and at >= max(size_of(length), self.capacity // RESTART)
+        wasted = to_end if restart or to_end < size_of(length) else 0
         return bool(head + wasted + size_of(length) - tail <= self.capacity)
 
     @rule(data=st.data(), cuts=st.lists(st.floats(0, 1), max_size=3))
@@ -118,6 +120,23 @@ def test_any_frame_of_the_largest_size_fits_into_an_empty_ring(capacity: int, le
         while (frame := consumer.get()) is not None:
             assert frame.nbytes in (len(payload), producer.most_payload)
         consumer.release()
+
+
+def test_a_consumer_that_keeps_up_leaves_most_of_the_ring_untouched() -> None:
+    """An empty ring starts again at its beginning, so it takes the memory that is needed and not all it has."""
+    capacity = 1 << 16
+    memory = memoryview(bytearray(b"G" * ring_bytes(capacity)))
+    memory[:DATA] = bytes(DATA)
+    producer, consumer = Ring(memory, capacity), Ring(memory, capacity)
+    for i in range(300):
+        payload = bytes([i % 251]) * (100 + i % 900)
+        assert producer.put([payload])
+        frame = consumer.get()
+        assert frame is not None
+        assert bytes(frame) == payload
+        consumer.release()
+    touched = capacity // RESTART + size_of(1000)
+    assert memory[DATA + touched :] == b"G" * (capacity - touched)
 
 
 def test_a_frame_that_was_not_published_was_never_there() -> None:

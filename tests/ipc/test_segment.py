@@ -86,6 +86,36 @@ def refuse(*args: object, **kwargs: object) -> int:
     raise OSError(errno.EROFS, "read-only file system")
 
 
+@pytest.mark.parametrize("refusal", [errno.EOPNOTSUPP, errno.EISDIR])
+def test_posix_shared_memory_where_unnamed_files_are_refused(refusal: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in /dev/shm, reserved, not inherited, and its name is gone. A memfd is not asked for."""
+    real, refused = os.open, []
+
+    def without_tmpfile(path: str, flags: int, *args: int, **settings: int) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            refused.append(path)
+            raise OSError(refusal, os.strerror(refusal))
+        return real(path, flags, *args, **settings)
+
+    monkeypatch.setattr(os, "open", without_tmpfile)
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    before, names = open_descriptors(), set(os.listdir(SHM))
+    made = Segment.create(10_000)
+    try:
+        assert refused == [str(SHM)]
+        assert os.fstat(made.fd).st_dev == SHM.stat().st_dev
+        assert os.fstat(made.fd).st_blocks * 512 >= made.size == 12_288
+        assert os.fstat(made.fd).st_mode & 0o777 == 0o600
+        assert os.readlink(f"/proc/self/fd/{made.fd}").startswith(f"{SHM}/zephon-{os.getpid()}-")
+        assert not os.get_inheritable(made.fd)
+        assert set(os.listdir(SHM)) == names
+        made.map[:3] = b"abc"
+        assert os.pread(made.fd, 3, 0) == b"abc"
+    finally:
+        made.close()
+    assert open_descriptors() == before
+
+
 @pytest.mark.parametrize("problem", ["full", "missing", "read-only"])
 def test_a_memfd_where_dev_shm_cannot_serve(problem: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if problem == "full":

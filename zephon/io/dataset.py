@@ -240,7 +240,7 @@ class Dataset:
     def _excluded_rows(self, exclude: Iterable[tuple[str | int, int]]) -> NDArray[np.int64]:
         by_name = {shard.name: i for i, shard in enumerate(self._shards)}
         rows = [self._excluded_row(entry, by_name) for entry in exclude]
-        return np.unique(np.array(rows, np.int64))
+        return np.array(sorted(set(rows)), np.int64)
 
     def _excluded_row(self, entry: Any, by_name: dict[str, int]) -> int:
         try:

@@ -9,8 +9,6 @@ to what these have in common. So they are the same wherever the data lies and ho
 
 from __future__ import annotations
 
-import difflib
-import glob
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -59,6 +57,8 @@ def chosen_format(dataset: str, fmt: str | Format | None, formats: Sequence[Form
     names = [candidate.name for candidate in formats]
     if fmt in names:
         return formats[names.index(fmt)]
+    import difflib
+
     near = difflib.get_close_matches(str(fmt), names, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     raise ConfigError(f"dataset '{dataset}': unknown format fmt={fmt!r}; the formats are {', '.join(names)}{hint}")
@@ -130,6 +130,8 @@ def _from_glob(dataset: str, pattern: str, formats: Sequence[Format]) -> tuple[s
     folder = pattern[: _WILDCARD.search(pattern).start()]  # type: ignore[union-attr]
     folder = os.path.dirname(folder) or os.sep
     keep_underscore = os.path.basename(pattern).startswith("_")
+    import glob
+
     matched = set(glob.glob(pattern, recursive=True))
     files = [
         _accepted(dataset, file, formats)

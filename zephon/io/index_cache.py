@@ -18,7 +18,6 @@ import hashlib
 import mmap
 import os
 import stat as stat_module
-import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -78,6 +77,8 @@ def _folders(chosen: str | None, make: bool) -> Iterator[str]:
         home = os.path.join(os.path.expanduser("~"), ".cache")
     if os.path.isabs(home):  # a user without a home gives "~"
         yield os.path.join(home, "zephon")
+    import tempfile
+
     shared = os.path.join(tempfile.gettempdir(), f"zephon-{os.getuid() if hasattr(os, 'getuid') else 'cache'}")
     if _is_private(shared, make):
         yield shared
@@ -142,6 +143,8 @@ def _keep(folders: Iterator[str], entry: str, stamp: tuple[int, int, int], built
 
 
 def _write(file: str, header: Cells, cells: Cells) -> None:
+    import tempfile
+
     folder = os.path.dirname(file)
     os.makedirs(folder, exist_ok=True)
     handle, aside = tempfile.mkstemp(suffix=".tmp", dir=folder)

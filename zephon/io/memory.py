@@ -1,9 +1,15 @@
-"""Records in memory: every record encoded once, in one block, so that each read gives a fresh one."""
+"""Records in memory: every record encoded once, in one block, so that each read gives a fresh one.
+
+The block lies in this process's heap until the process runner starts. A large one then moves into a shared segment,
+which all processes map: it is there once, and does not travel with the orders.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
+import weakref
 from collections.abc import Iterator, Mapping, Sequence, Set
 from inspect import isasyncgenfunction, isgeneratorfunction
 from typing import Any, Final
@@ -15,9 +21,42 @@ from numpy.typing import NDArray
 from zephon.canonical import canonical_bytes
 from zephon.errors import ConfigError, describe
 from zephon.io.formats import Unreadable
+from zephon.ipc.segment import Segment
 from zephon.record import Record
 
 LIST_FORMAT: Final = "list"
+SHARED_FROM_BYTES: Final = 1 << 20  # a smaller block travels as fast by value, and needs no descriptor
+
+
+class Encoded:
+    """One read-only block of bytes, `view`. Ordinary pickling copies it; the process runner shares it."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self.view = memoryview(data).toreadonly()
+        self._segment: Segment | None = None
+
+    @classmethod
+    def attach(cls, fd: int, size: int) -> Encoded:
+        """The block of another process, mapped. `fd` stays open, as its children may need it."""
+        return cls(memoryview(Segment(fd, size, writable=False).map))
+
+    def share(self) -> int | None:
+        """Moves a large block into a segment; returns its descriptor, which is this block's. None: it stays."""
+        if self._segment is None and len(self.view) >= SHARED_FROM_BYTES:
+            try:
+                segment = Segment.create(len(self.view))
+            except ConfigError:  # no room: then by value, as a small one
+                return None
+            segment.map[: len(self.view)] = self.view
+            self.view, self._segment = memoryview(segment.map)[: len(self.view)].toreadonly(), segment
+            weakref.finalize(self, os.close, segment.fd).atexit = False
+        return self._segment.fd if self._segment is not None else None
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def __reduce__(self) -> tuple[type[Encoded], tuple[bytes]]:
+        return Encoded, (bytes(self.view),)
 
 
 class ListShard(msgspec.Struct, frozen=True, eq=False):
@@ -28,7 +67,7 @@ class ListShard(msgspec.Struct, frozen=True, eq=False):
 
     name: str
     offsets: NDArray[np.int64]
-    blob: bytes
+    blob: Encoded
     digest: str
 
     @property
@@ -48,7 +87,7 @@ class ListShard(msgspec.Struct, frozen=True, eq=False):
 
     def read(self, rows: NDArray[np.int64]) -> list[Record | Unreadable]:
         """See Shard.read."""
-        view = memoryview(self.blob)
+        view = self.blob.view
         starts, stops = self.offsets[rows].tolist(), self.offsets[rows + 1].tolist()
         return [_decode(view[start:stop]) for start, stop in zip(starts, stops, strict=True)]
 
@@ -82,7 +121,7 @@ def shard_of(dataset: str, records: Any) -> ListShard:
                 "processes: hold plain data (numbers, strings, arrays, lists, dicts)"
             ) from error
         offsets.append(len(blob))
-    return ListShard(LIST_FORMAT, np.array(offsets, np.int64), bytes(blob), content.hexdigest())
+    return ListShard(LIST_FORMAT, np.array(offsets, np.int64), Encoded(bytes(blob)), content.hexdigest())
 
 
 def _check_sequence(dataset: str, records: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -19,15 +19,23 @@ PROTOCOL: Final = 5
 SCRIPT: Final = ("__main__", "__mp_main__")  # the second is what multiprocessing calls a script in a spawned process
 
 
+Apart = Callable[[Any], Any]
+
+
 class ByValue(cloudpickle.CloudPickler):  # type: ignore[misc]
     """Pickles what is in no module by value. `script_classes`: the script's classes that it met, by name.
 
     A file that is open for reading is refused like any other: cloudpickle would read all of it, and send the text.
     """
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, apart: Apart | None = None) -> None:
         super().__init__(file, PROTOCOL)
         self.script_classes: dict[str, type] = {}
+        self._apart = apart
+
+    def persistent_id(self, obj: Any) -> Any:
+        """Called by pickle for every object: what takes the place of one that travels apart."""
+        return self._apart(obj) if self._apart is not None else None
 
     def reducer_override(self, obj: Any) -> Any:
         """Called by pickle for everything that is no plain value."""
@@ -38,10 +46,13 @@ class ByValue(cloudpickle.CloudPickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def dump_by_value(value: Any) -> tuple[bytes, dict[str, type]]:
-    """(bytes for `pickle.loads`, the script's classes in it). Raises what pickle raises."""
+def dump_by_value(value: Any, apart: Apart | None = None) -> tuple[bytes, dict[str, type]]:
+    """(bytes for `pickle.loads`, the script's classes in it). Raises what pickle raises.
+
+    `apart`: what it returns for an object, unless None, goes in its place; the reader's `persistent_load` gets it.
+    """
     buffer = io.BytesIO()
-    pickler = ByValue(buffer)
+    pickler = ByValue(buffer, apart)
     with _script_by_value():
         pickler.dump(value)
     return buffer.getvalue(), pickler.script_classes

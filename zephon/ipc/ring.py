@@ -7,6 +7,9 @@
 A frame is 16 bytes (its size in the ring, its payload's size) and the payload, padded to 8. A frame never crosses the
 end of the ring: where it would, a marker fills the rest. Free space is capacity - (HEAD - TAIL).
 
+An empty ring starts again at its beginning once a quarter of it was used: where the consumer keeps up, the rest is
+never touched. What is skipped so counts as used until the first frame behind it is released.
+
 Publishing is one aligned 8-byte store to HEAD, through a memoryview cast to "Q" (`struct.pack_into` would clear the
 cell first), so a frame that was being written when its producer died was never there. The consumer reads only frames
 that the wake-up (`wake.py`) announced, or, after the producer's death, all up to HEAD: writing and reading the eventfd
@@ -24,6 +27,7 @@ DATA: Final = 128
 FRAME_HEADER: Final = 16
 _MARKER: Final = (1 << 64) - 1
 LEAST_CAPACITY: Final = 4096
+RESTART: Final = 4  # parts of the ring: fewer, and more memory is touched; more, and less fits after a restart
 
 Buffer = bytes | bytearray | memoryview
 
@@ -63,7 +67,8 @@ class Ring:
         size = FRAME_HEADER + (payload + 7 & ~7)
         head, tail = self._cells[HEAD // 8], self._cells[TAIL // 8]
         at = head % self.capacity
-        skip = self.capacity - at if at + size > self.capacity else 0
+        restart = head == tail and at >= max(size, self.capacity // RESTART)
+        skip = self.capacity - at if restart or at + size > self.capacity else 0
         if head + skip + size - tail > self.capacity:
             return False
         if skip:

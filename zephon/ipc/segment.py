@@ -1,33 +1,39 @@
 """Shared memory without a name: reserved page by page, and passed on by inheritance or over a socket.
 
-A segment is an unnamed file of /dev/shm (O_TMPFILE), so there is nothing to leave behind, whoever is killed when. Every
-page is reserved at once (posix_fallocate), so too little room is an error now and not a SIGBUS later. Where /dev/shm
-is missing, read-only or too small, a memfd takes its place. Both count against the memory limit of the container,
-where an overrun is no error but a kill: that is checked first.
+There are three ways to such memory, and the first that works is taken:
+
+1. an unnamed file of /dev/shm (O_TMPFILE): it never has a name, so nothing is left behind, whoever is killed when;
+2. where its file system, or the kernel, knows no O_TMPFILE: POSIX shared memory by `posix_ipc`, whose name is removed
+   right after it was made. A SIGKILL between these two calls leaves a name, so it is second;
+3. where /dev/shm is missing, read-only or too small: a memfd.
+
+Every page is reserved at once (posix_fallocate), so too little room is an error now and not a SIGBUS later. All count
+against the memory limit of the container, where an overrun is no error but a kill: that is checked first.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 from zephon.errors import ConfigError
 
 _SHM = "/dev/shm"
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP = "/sys/fs/cgroup"
 _OWNER_ONLY = 0o600
+_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)  # from the file system, or from an old kernel
 
 
 class Segment:
     """Shared memory of `size` bytes with one mapping in this process. `fd` is for forked children, and for sockets."""
 
-    def __init__(self, fd: int, size: int) -> None:
+    def __init__(self, fd: int, size: int, writable: bool = True) -> None:
         self.fd, self.size = fd, size
         os.set_inheritable(fd, False)  # one that came over a socket would be passed to programs
-        self.map = mmap.mmap(fd, size)
+        self.map = mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
 
     @classmethod
     def create(cls, size: int, unreserved: int = 0) -> Segment:
@@ -57,7 +63,24 @@ class Segment:
 
 
 def _unnamed() -> int:
-    return os.open(_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, _OWNER_ONLY)
+    try:
+        return os.open(_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, _OWNER_ONLY)
+    except OSError as error:
+        if error.errno in _NO_TMPFILE:
+            return _unlinked()
+        raise
+
+
+def _unlinked() -> int:
+    import posix_ipc
+
+    name = f"/zephon-{os.getpid()}-{os.urandom(8).hex()}"
+    try:
+        memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=_OWNER_ONLY)
+    except posix_ipc.Error as error:  # one of the kinds that are no OSError
+        raise OSError(str(error)) from error
+    memory.unlink()
+    return int(memory.fd)
 
 
 def _memfd() -> int:
@@ -81,11 +104,16 @@ def _reserved(make: Callable[[], int], size: int) -> int | None:
 def room() -> int | None:
     """Bytes that the container's memory limit leaves (cgroup v2); None where there is no limit to be seen."""
     try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        limit = int(_read("memory.max"))
+        used = dict(line.split() for line in _read("memory.stat").splitlines())
         return limit - int(used["anon"]) - int(used["shmem"])
     except (OSError, ValueError, KeyError):  # no such file, or "max"
         return None
+
+
+def _read(name: str) -> str:
+    with open(os.path.join(_CGROUP, name), encoding="ascii") as file:
+        return file.read()
 
 
 def _too_large(size: int, why: str) -> ConfigError:

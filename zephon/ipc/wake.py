@@ -12,10 +12,10 @@ import select
 
 
 class Wake:
-    """One direction of one pair of processes. `fd` is inherited by fork."""
+    """One direction of one pair of processes. `fd` is inherited by fork; after an exec it is given again."""
 
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if fd is None else fd
 
     def post(self, frames: int = 1) -> None:
         """Announces frames. Pairs with `take`."""

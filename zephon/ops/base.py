@@ -156,6 +156,12 @@ class Operator(Node):
     def setup(self) -> None:
         """Prepares this worker. Called once, before the first record."""
 
+    def share(self) -> None:
+        """Loads what all workers can share, if they are forked: called once before that, where it can be.
+
+        It must start no thread and open nothing that two processes may not both use. `setup` is called all the same.
+        """
+
     def process(self, record: Record) -> Record | None | Iterable[Record]:
         """What becomes of one record: a record, None (dropped, counted as `filtered`) or an iterable of records.
 

@@ -67,6 +67,7 @@ class Tokenize(Operator):
         if max_length is not None:
             check_count("max_length", max_length, self.method, least=specials + 1)
         self._plain = self.bos is None and self.eos is None and max_length is None
+        self._encoder = None  # this process may never encode: `setup` builds it again where it does
         self.reasons = (
             *(("truncated_documents", "truncated_tokens") if overflow == "truncate" else ()),
             *(("error",) if on_error == "skip" else ()),
@@ -80,6 +81,10 @@ class Tokenize(Operator):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_encoder": None}
+
+    def share(self) -> None:
+        """Workers share the tokenizer's tables."""
+        self.setup()
 
     def setup(self) -> None:
         """Builds the tokenizer in this worker."""

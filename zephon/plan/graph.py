@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -93,6 +92,8 @@ def _parallelism(nodes: Sequence[Node], wanted: int | Mapping[str, int] | str, w
     if isinstance(wanted, Mapping):
         for name in wanted:
             if name not in names:
+                import difflib
+
                 near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
                 remedy = f"did you mean {near[0]!r}?" if near else f"the operators are {', '.join(names) or 'none'}"
                 raise ConfigError(f"parallelism names {name!r}, which is no operator of this pipeline; {remedy}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Protocol
 
+from zephon.errors import Closed
 from zephon.flow.stage import Pool
 from zephon.runners.execute import StageWork
 
@@ -51,3 +53,23 @@ class RunnerPool(Pool, Protocol):
 
 MakePool = Callable[[StageWork, int, Callable[[], None]], RunnerPool]
 """(work, workers, notify) -> pool. The pool calls `notify` from any thread when a result is ready."""
+
+
+class _Process:
+    """Which process this is, without a system call a batch."""
+
+    pid = os.getpid()
+
+    @classmethod
+    def renew(cls) -> None:
+        cls.pid = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Process.renew)
+
+
+def check_process(pid: int) -> None:
+    """Raises Closed where the process of this number is another one, which forked this one."""
+    if _Process.pid != pid:
+        raise Closed("this iterator belongs to the process that forked this one; make a pipeline of your own here")

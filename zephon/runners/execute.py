@@ -36,6 +36,11 @@ class StageWork:
                 let_through(error, self._interrupts)
                 raise as_zephon_error(error, operator.name or operator.method, "setup(), before any record") from error
 
+    def share(self) -> None:
+        """Loads what the workers of one machine can share, in the process that they are forked from."""
+        for operator in self._plan.operators:
+            operator.share()
+
     def run(self, task: Task) -> tuple[list[Out], dict[str, float]]:
         """One Out a slice, and the seconds that each kind of work took."""
         clock = _Clock()

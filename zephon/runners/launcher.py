@@ -1,57 +1,38 @@
 """The launcher: a small process of its own session, exec'ed by the trainer, from which engine and workers are forked.
 
-The trainer may hold CUDA, threads and NCCL, so it is never forked. The launcher imports what the plan needs, has one
-thread, forks the engine process and the workers, and forks again where a worker must be replaced. It ends the whole
-tree when the trainer asks for it (by closing the control socket), when the trainer is gone (its pidfd), or when the
-engine is gone; should the launcher itself be killed, its children die with it (PR_SET_PDEATHSIG).
+The trainer may hold CUDA, threads and NCCL, so it is never forked. The launcher imports what the plan needs, forks the
+engine process and the workers, and forks again where a worker must be replaced. It has one thread; where importing the
+user's modules started more, its children are exec'ed instead (`fresh.py`). It ends the whole tree when the trainer asks
+for it (by closing the control socket), when the trainer is gone (its pidfd), or when the engine is gone; should the
+launcher itself be killed, its children die with it (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
+import gc
 import importlib
-import io
 import os
 import pickle
 import select
 import signal
 import socket
 import sys
-import threading
-import warnings
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import ModuleType
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import NoReturn
 
 import msgspec
 
-from zephon.errors import ConfigError, WorkerError, ZephonError, describe
-from zephon.ipc.codec import SCRIPT
-from zephon.ipc.ring import LEAST_CAPACITY, ring_bytes
+from zephon.errors import WorkerError, ZephonError, describe
 from zephon.ipc.segment import Segment
-from zephon.ipc.wake import Wake
-from zephon.runners.execute import StageWork
-from zephon.runners.process import Wiring
+from zephon.runners.fresh import ENGINE_STAGE, Role, flush_lines, live, num_threads, start
+from zephon.runners.heap import trim
+from zephon.runners.orders import MOST_SHARED, unpack
+from zephon.runners.rings import lay_out, wire
 from zephon.runners.worker import serve
 
-PR_SET_PDEATHSIG = 1
-TASK_CAPACITY = 1 << 18
 MOST_ERROR_BYTES = 100_000
-MOST_RING_MEMORY = 128 << 20  # reserving pages costs 0.4 s a GiB
-MOST_AREA_MEMORY = 64 << 20  # for large results, of all workers; reserved only as far as it is used
-RINGS_IN_AREA = 4  # an area is at most this many times as large as a ring
-
-
-class Orders(msgspec.Struct, frozen=True):
-    """What the trainer sends: the work of each stage, its workers, and the job of the engine process."""
-
-    works: list[StageWork]
-    workers: list[int]
-    ring_bytes: int
-    job: Any
 
 
 def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoReturn:
@@ -63,14 +44,14 @@ def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoRe
     control, to_trainer = socket.socket(fileno=control_fd), socket.socket(fileno=engine_fd)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a preempted trainer may still save its state
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # workers are killed in the end: what user code prints is not lost
+    flush_lines()
     if trainer is None:
         os._exit(0)
     try:
-        serve_engine = importlib.import_module(engine).serve
-        orders = read_orders(control)
-        tree = _Tree(orders, serve_engine, control, to_trainer)
+        importlib.import_module(engine)
+        gc.freeze()  # no collection touches these objects any more, so that children share their pages
+        gc.enable()
+        tree = _Tree(engine, control, to_trainer)
     except BaseException as error:
         _report(to_trainer, error)
         os._exit(1)
@@ -87,35 +68,26 @@ def _watch(pid: int) -> int | None:
     return trainer if os.getppid() == pid else None
 
 
-def read_orders(control: socket.socket) -> Orders:
-    """The orders, from the control socket: 8 bytes length, pickled orders, classes of the script."""
-    stream = control.makefile("rb")
-    size = int.from_bytes(stream.read(8), "little")
-    raw = stream.read(size)
-    if len(raw) < size:
+def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
+    """(the packed orders, their descriptors), from the control socket: 8 bytes with the length come first."""
+    head, fds, *_ = socket.recv_fds(control, 8, MOST_SHARED)
+    size = int.from_bytes(head, "little")
+    packed = control.makefile("rb").read(size)
+    if len(packed) < size or not size:
         os._exit(0)  # the trainer is gone
-    orders, script_classes = pickle.loads(raw)
-    _die_with_trainer(control, True)
-    try:
-        loaded: Orders = pickle.loads(orders)
-        # Instances of the script's classes, exceptions above all, then go back to the trainer by name.
-        for name in SCRIPT:
-            vars(sys.modules.setdefault(name, ModuleType(name))).update(pickle.loads(script_classes))
-    except Exception as error:
-        raise ConfigError(
-            f"the pipeline cannot be loaded in another process: {describe(error)}; import what your functions need at "
-            "the top of a module, or use runner='threads'"
-        ) from error
-    finally:
-        _die_with_trainer(control, False)
-    return loaded
+    return packed, fds
 
 
-def _die_with_trainer(control: socket.socket, on: bool) -> None:
-    """Imports may take long, and nobody polls meanwhile: a hang-up then raises SIGIO, which ends a process."""
+@contextlib.contextmanager
+def _user_code(control: socket.socket) -> Iterator[None]:
+    """It may take long while nobody polls: a hang-up of the trainer raises SIGIO then, which ends a process."""
     fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
     flags = fcntl.fcntl(control, fcntl.F_GETFL)
-    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC if on else flags & ~os.O_ASYNC)
+    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC)
+    try:
+        yield
+    finally:
+        fcntl.fcntl(control, fcntl.F_SETFL, flags)
 
 
 def _report(to_trainer: socket.socket, error: BaseException) -> None:
@@ -129,49 +101,80 @@ def _report(to_trainer: socket.socket, error: BaseException) -> None:
 
 
 class _Tree:
-    """The processes below the launcher."""
+    """The processes below the launcher: forked from it, or exec'ed where a fork would copy other threads' locks."""
 
-    def __init__(
-        self, orders: Orders, serve_engine: Callable[..., None], control: socket.socket, to_trainer: socket.socket
-    ) -> None:
-        self._orders, self._control = orders, control
-        self._wirings = make_wirings(orders.workers, orders.ring_bytes)
+    def __init__(self, engine: str, control: socket.socket, to_trainer: socket.socket) -> None:
+        self._engine, self._control = engine, control
+        self._packed, self._shared = _receive(control)
+        with _user_code(control):  # this imports the user's modules
+            self._orders = orders = unpack(self._packed, self._shared)
+        self._layout = lay_out(orders.workers, orders.ring_bytes)
+        self._wirings = wire(self._layout)
+        self._kept: Segment | None = None
         self._engine_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._children: dict[int, tuple[int, int, int]] = {}  # pidfd -> (pid, stage, index); the engine is stage -1
+        self._children: dict[int, tuple[int, int, int]] = {}  # pidfd -> (pid, stage, index)
         self._poll = select.poll()
-        _check_threads()
-        self._fork(-1, 0, lambda: serve_engine(orders.job, self._wirings, to_trainer, child_end))
+        gc.freeze()
+        self._start(ENGINE_STAGE, 0, (to_trainer, child_end))
         child_end.close()
         to_trainer.close()
+        self._share()
         for stage, count in enumerate(orders.workers):
             for index in range(count):
-                self._fork_worker(stage, index)
+                self._start(stage, index)
+        self._packed = b""  # from now on no user code runs here, so no thread starts either
 
-    def _fork_worker(self, stage: int, index: int) -> None:
-        work, wiring = self._orders.works[stage], self._wirings[stage][index]
-        self._fork(stage, index, lambda: serve(work, *wiring.worker_ends()))
+    def _share(self) -> None:
+        """Loads what workers can share, before they are forked. What fails here, `setup` meets again in a worker."""
+        if self._kept is None:
+            for work in self._orders.works:
+                with _user_code(self._control), contextlib.suppress(Exception):
+                    work.share()
+            trim()  # a hole that a worker fills is a page of its own
+            gc.freeze()
 
-    def _fork(self, stage: int, index: int, run: Callable[[], None]) -> None:
-        """Forks a child that runs `run` and never returns."""
-        launcher = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                _die_with(launcher)
-                self._control.close()
-                self._engine_end.close()
-                for pidfd in self._children:
-                    os.close(pidfd)
-                run()
-                os._exit(0)
-            except BaseException as error:
-                with contextlib.suppress(Exception):
-                    sys.stderr.write(f"zephon: a child process failed: {describe(error)}\n")
-            finally:
-                os._exit(1)
+    def _start(self, stage: int, index: int, sockets: tuple[socket.socket, ...] = ()) -> None:
+        """Starts the engine or a worker."""
+        if self._packed and self._kept is None and (others := num_threads() - 1):
+            self._keep_orders(others)
+        pid = self._exec(stage, index, sockets) if self._kept else self._fork(stage, index, sockets)
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = (pid, stage, index)
         self._poll.register(pidfd, select.POLLIN)
+
+    def _keep_orders(self, others: int) -> None:
+        """From now on children are exec'ed, and read the orders themselves."""
+        self._kept = Segment.create(len(self._packed))
+        self._kept.map[: len(self._packed)] = self._packed
+        sys.stderr.write(
+            f"zephon: importing the pipeline's modules started {others} threads, whose locks a fork would copy; so the "
+            "engine and workers are started anew, which takes longer; start threads in an operator's setup() instead\n"
+        )
+
+    def _exec(self, stage: int, index: int, sockets: tuple[socket.socket, ...]) -> int:
+        assert self._kept is not None
+        numbers = tuple(end.fileno() for end in sockets)
+        kept = (self._kept.fd, self._kept.size)
+        return start(Role(os.getpid(), stage, index, self._layout, kept, self._shared, self._engine, numbers))
+
+    def _fork(self, stage: int, index: int, sockets: tuple[socket.socket, ...]) -> int:
+        """Forks a child, which never returns."""
+        launcher = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            live(launcher, lambda: self._serve(stage, index, sockets))
+        return pid
+
+    def _serve(self, stage: int, index: int, sockets: tuple[socket.socket, ...]) -> None:
+        """A forked child's life."""
+        self._control.close()
+        self._engine_end.close()
+        for pidfd in self._children:
+            os.close(pidfd)
+        if stage == ENGINE_STAGE:
+            sys.modules[self._engine].serve(self._orders.job, self._wirings, *sockets)
+        else:
+            serve(self._orders.works[stage], *self._wirings[stage][index].worker_ends())
 
     def watch(self, trainer: int) -> None:
         """Serves until the tree must end, and ends it."""
@@ -195,7 +198,7 @@ class _Tree:
         self._poll.unregister(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
-        if stage < 0:
+        if stage == ENGINE_STAGE:
             return True
         with contextlib.suppress(OSError):
             self._engine_end.send(msgspec.msgpack.encode([stage, index, status]))
@@ -207,7 +210,7 @@ class _Tree:
         if not request:
             return True
         stage, index = msgspec.msgpack.decode(request)
-        self._fork_worker(stage, index)
+        self._start(stage, index)
         return False
 
     def _end(self) -> None:
@@ -220,52 +223,9 @@ class _Tree:
         _kill_session()
 
 
-def make_wirings(workers: Sequence[int], wanted_ring_bytes: int) -> list[list[Wiring]]:
-    """The rings of all stages, in one segment a stage. Rings shrink where many workers would need too much memory.
-
-    Behind the rings lies an area for each worker, which takes no memory until large results need it.
-    """
-    most = MOST_RING_MEMORY // max(1, sum(workers)) - TASK_CAPACITY
-    capacity = max(LEAST_CAPACITY, min(wanted_ring_bytes, most)) // 4096 * 4096
-    area = min(RINGS_IN_AREA * capacity, MOST_AREA_MEMORY // max(1, sum(workers)) // 4096 * 4096)
-    cut, size = ring_bytes(TASK_CAPACITY), Wiring.size(TASK_CAPACITY, capacity)
-    wirings = []
-    for count in workers:
-        segment = Segment.create(size * count, unreserved=area * count)
-        memory = memoryview(segment.map)
-        stage = []
-        for index in range(count):
-            own, at = memory[index * size : (index + 1) * size], segment.size - area * (index + 1)
-            rings = (own[:cut], own[cut:], TASK_CAPACITY, capacity)
-            area_ = (memory[at : at + area], (segment.fd, at))
-            stage.append(Wiring(*rings, Wake(), Wake(), Wake(), Wake(), *area_))
-        wirings.append(stage)
-    return wirings
-
-
-def _die_with(parent: int) -> None:
-    """The calling process is killed when its parent ends. Its parent has one thread, so that is the process's end."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def _kill_session() -> None:
     """Kills what user code started and left behind in the launcher's session."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, IndexError):
-            session = int(path.read_text().rpartition(")")[2].split()[3])
-            if session == os.getpid() != int(path.parent.name):
-                os.kill(int(path.parent.name), signal.SIGKILL)
-
-
-def _check_threads() -> None:
-    """A fork copies one thread only; a lock that another one holds is then held for ever."""
-    number = max(threading.active_count(), len(os.listdir("/proc/self/task")))
-    if number > 1:
-        warnings.warn(
-            f"importing the pipeline's modules started {number - 1} threads in the launcher; workers forked from it "
-            "may hang where such a thread holds a lock; start threads in an operator's setup() instead",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) == os.getpid() != pid:
+                os.kill(pid, signal.SIGKILL)

@@ -7,8 +7,6 @@ import random
 import sys
 from typing import NoReturn
 
-import numpy as np
-
 from zephon.errors import InternalError, ZephonError, describe
 from zephon.ipc.channel import Receiver, Sender
 from zephon.runners.execute import StageWork
@@ -53,6 +51,7 @@ def serve(work: StageWork, tasks: Receiver, results: Sender) -> NoReturn:
 def _seed() -> None:
     """Gives this worker global random numbers of its own: forked from one parent, all would draw the same ones."""
     random.seed()
-    np.random.seed()
+    if "numpy.random" in sys.modules:  # numpy loads it when first asked for, with a seed of its own
+        sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
         sys.modules["torch"].seed()

@@ -1,0 +1,66 @@
+"""The rings and wake-ups between the engine and its workers: laid out once by the launcher, mapped by every process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from zephon.ipc.ring import LEAST_CAPACITY, ring_bytes
+from zephon.ipc.segment import Segment
+from zephon.ipc.wake import Wake
+from zephon.runners.process import Wiring
+
+TASK_CAPACITY = 1 << 18
+MOST_RING_MEMORY = 128 << 20  # reserving pages costs 0.4 s a GiB
+MOST_AREA_MEMORY = 64 << 20  # for large results, of all workers; reserved only as far as it is used
+RINGS_IN_AREA = 4  # an area is at most this many times as large as a ring
+WAKES = 4  # of one worker, in the order of the fields of `Wiring`
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """What a process needs to find all rings. The descriptors are valid in whoever inherited them."""
+
+    capacity: int
+    """Of a ring of results."""
+    area: int
+    """Bytes of an area of large results."""
+    segments: list[tuple[int, int]]
+    """(descriptor, bytes) of each stage."""
+    wakes: list[list[list[int]]]
+    """Four descriptors for each worker of each stage."""
+
+    def descriptors(self) -> Iterator[int]:
+        """All of them."""
+        yield from (fd for fd, _ in self.segments)
+        yield from (fd for stage in self.wakes for worker in stage for fd in worker)
+
+
+def lay_out(workers: Sequence[int], wanted_ring_bytes: int) -> Layout:
+    """The rings of all stages, in one segment a stage. Rings shrink where many workers would need too much memory.
+
+    Behind the rings lies an area for each worker, which takes no memory until large results need it.
+    """
+    most = MOST_RING_MEMORY // max(1, sum(workers)) - TASK_CAPACITY
+    capacity = max(LEAST_CAPACITY, min(wanted_ring_bytes, most)) // 4096 * 4096
+    area = min(RINGS_IN_AREA * capacity, MOST_AREA_MEMORY // max(1, sum(workers)) // 4096 * 4096)
+    size = Wiring.size(TASK_CAPACITY, capacity)
+    segments = [Segment.create(size * count, unreserved=area * count) for count in workers]
+    wakes = [[[Wake().fd for _ in range(WAKES)] for _ in range(count)] for count in workers]
+    return Layout(capacity, area, [(segment.fd, segment.size) for segment in segments], wakes)
+
+
+def wire(layout: Layout) -> list[list[Wiring]]:
+    """The wirings of a layout, mapped in this process."""
+    cut, size = ring_bytes(TASK_CAPACITY), Wiring.size(TASK_CAPACITY, layout.capacity)
+    wirings = []
+    for (fd, whole), wakes in zip(layout.segments, layout.wakes, strict=True):
+        memory = memoryview(Segment(fd, whole).map)
+        stage = []
+        for index, fds in enumerate(wakes):
+            own, at = memory[index * size : (index + 1) * size], whole - layout.area * (index + 1)
+            rings = (own[:cut], own[cut:], TASK_CAPACITY, layout.capacity)
+            one, two, three, four = map(Wake, fds)
+            stage.append(Wiring(*rings, one, two, three, four, memory[at : at + layout.area], (fd, at)))
+        wirings.append(stage)
+    return wirings
