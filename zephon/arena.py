@@ -28,7 +28,7 @@ from zephon.lineage import Origins
 
 GROWTH = 1.25  # a new slot is this much larger than the batch that needs it
 LEAST_SLOT_BYTES = 1 << 16
-MOST_SLOTS = 64
+MOST_SLOTS = 16
 ARENA_BYTES = 16 << 20  # of all slots together, where more than the least number is possible
 
 _encode = msgspec.msgpack.Encoder().encode
