@@ -55,6 +55,7 @@ class ProcessDriver:
         self._freed: deque[Lease] = deque()
         self._untaken: dict[int, int] = {}  # by slot, batches in the tail, which the user does not hold yet
         self._least_slots = SPARE_SLOTS + job.prefetch_batches
+        self._most_slots = most_slots(self._least_slots, self._slot_bytes)
         self._closed = False
         self._receiving = threading.Lock()
         self._error: Exception | None = None
@@ -84,16 +85,16 @@ class ProcessDriver:
             self._untaken[item.slot] -= 1
             if not self._untaken[item.slot]:
                 del self._untaken[item.slot]
-            most = most_slots(self._least_slots, self._slot_bytes)
-            if len(self._freed) * 4 >= most:
+            if len(self._freed) * 4 >= self._most_slots:
                 self._send_freed()
-            if len(self._leases) - len(self._freed) - len(self._untaken) > most // 2:
+            if len(self._leases) - len(self._freed) - len(self._untaken) > self._most_slots // 2:
                 return Ready(item.batch.copy(), item.state)
         return item
 
     def _receive(self) -> None:
         """Takes one message of the engine."""
-        self._send_freed()
+        if len(self._leases) * 4 >= self._most_slots:  # else it has slots enough, and need not wake up for these
+            self._send_freed()
         message, fds = self._next_message()
         kind, what = message[:1], message[1:]
         if kind == b"I":
@@ -143,6 +144,7 @@ class ProcessDriver:
         if new_size:
             self._slots[number] = Segment(fds.pop(0), new_size)
             self._slot_bytes = max(self._slot_bytes, new_size)
+            self._most_slots = most_slots(self._least_slots, self._slot_bytes)
         view = SlotView(self._slots[number].map, size)
         self._leases[number] = view.lease(number, self._freed)
         self._untaken[number] = len(lanes)
@@ -157,7 +159,7 @@ class ProcessDriver:
             at += count
 
     def _send_freed(self) -> None:
-        """Gives slots back, several at a time: at the latest when the trainer is about to wait."""
+        """Gives slots back, several at a time."""
         freed: list[int] = []
         while self._freed:
             freed.append(self._freed.popleft().number)

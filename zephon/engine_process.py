@@ -64,6 +64,7 @@ class _Server:
         self._woken = asyncio.Event()
         self._over = False
         self._error: BaseException | None = None
+        self._credits: set[int] = set()
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
         self._sample_bytes = float(SHARED_BYTES)  # of the batch before; at first nothing is known to be small
         stages = iter(wirings)
@@ -97,7 +98,17 @@ class _Server:
             if moved or sent:
                 await asyncio.sleep(0)  # lets the readers run
             else:
+                self._watch_credits(loop)
                 await self._woken.wait()
+
+    def _watch_credits(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Before a sleep: wakes up for room in a task ring, where one is full."""
+        wanted = {fd: note for pool in self._pools for fd, note in pool.credits().items()}
+        for fd in self._credits - wanted.keys():
+            loop.remove_reader(fd)
+        for fd in wanted.keys() - self._credits:
+            loop.add_reader(fd, self._called, wanted[fd])
+        self._credits = set(wanted)
 
     def _called(self, handle: Callable[[], Any]) -> None:
         """A descriptor is readable. What goes wrong here ends the engine: a loop would only log it."""

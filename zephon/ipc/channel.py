@@ -32,6 +32,11 @@ class Sender:
         self._most = ring.most_payload - len(_LAST)
         self._waiting: deque[list[Any]] = deque()
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits for room."""
+        return not self._waiting
+
     def send(self, parts: Sequence[Any]) -> bool:
         """Takes a message; returns whether all of it is in the ring now. The parts must stay as they are until then."""
         views = [memoryview(part).cast("B") for part in parts]

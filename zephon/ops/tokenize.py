@@ -29,6 +29,9 @@ class TokenizerText(msgspec.Struct, frozen=True):
     eos_token: str | None = None
 
 
+AT_ONCE = 16  # documents in a call of the library: its encodings take many times the memory of the ids
+
+
 class Tokenize(Operator):
     """Adds `input_ids` (int64, one dimension) made of the string in `field`.
 
@@ -135,8 +138,9 @@ class Tokenize(Operator):
         encoded: dict[int, Any] = {}
         if self._encoder is not None and len(good) == len(texts):
             try:
-                encodings = self._encoder.encode_batch_fast(good, add_special_tokens=False)
-                return [np.fromiter(encoding.ids, np.int64, len(encoding)) for encoding in encodings]
+                return [
+                    ids for at in range(0, len(good), AT_ONCE) for ids in self._encode_batch(good[at : at + AT_ONCE])
+                ]
             except Exception:  # one of the texts is refused: below it is found
                 encoded.clear()
         for i, text in enumerate(texts):
@@ -146,6 +150,10 @@ class Tokenize(Operator):
                 rows.let_through(error)
                 encoded[i] = error
         return [encoded[i] for i in range(len(texts))]
+
+    def _encode_batch(self, texts: list[str]) -> list[Ids]:
+        encodings = self._encoder.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.fromiter(encoding.ids, np.int64, len(encoding)) for encoding in encodings]
 
     def _encode(self, text: str) -> Ids:
         if self._encoder is not None:

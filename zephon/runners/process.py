@@ -14,6 +14,7 @@ from __future__ import annotations
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -287,12 +288,16 @@ class ProcessPool:
             fresh.assign(piece)
 
     def wakes(self) -> dict[int, Callable[[], None]]:
-        """By descriptor, what to call when it is readable: a result, or room in a task ring, is there."""
-        calls: dict[int, Callable[[], None]] = {}
-        for index, worker in enumerate(self._workers):
-            calls[worker.wiring.result_data.fd] = lambda index=index: self._workers[index].results.note()  # type: ignore[misc]
-            calls[worker.wiring.task_credit.fd] = worker.wiring.task_credit.take  # type: ignore[assignment]
-        return calls
+        """By descriptor, what to call when it is readable: a result is there."""
+        return {
+            worker.wiring.result_data.fd: lambda index=index: self._workers[index].results.note()  # type: ignore[misc]
+            for index, worker in enumerate(self._workers)
+        }
+
+    def credits(self) -> dict[int, Callable[[], Any]]:
+        """The same for room in task rings that are full. With room a worker's credit is nothing to wake up for."""
+        full = (worker.wiring.task_credit for worker in self._workers if not worker.tasks.empty)
+        return {credit.fd: credit.take for credit in full}
 
     def close(self, timeout_s: float) -> None:
         """Nothing: the launcher ends the processes."""
