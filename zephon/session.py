@@ -188,6 +188,7 @@ class Session:
             prefetch_batches=execution.prefetch_batches,
             ring_bytes=execution.ring_bytes,
             max_worker_retries=execution.max_worker_retries,
+            max_record_bytes=execution.max_record_bytes,
         )
         if execution.runner is None and DEFAULT_RUNNER == "threads":
             log.warning("runner='threads': the process runner, which is faster, needs Linux")
