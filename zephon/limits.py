@@ -41,6 +41,16 @@ def cpu_limit() -> float | None:
     return min(found, default=None)
 
 
+def process_limit() -> tuple[int, int] | None:
+    """(most, current) processes and threads of the container, where it limits them; None where it does not."""
+    found = []
+    for folder in _groups("pids"):
+        most = _number(folder, "pids.max")
+        if most is not None:
+            found.append((most, _number(folder, "pids.current") or 0))
+    return min(found, key=lambda pair: pair[0] - pair[1], default=None)
+
+
 def _memory() -> Iterator[tuple[int, int]]:
     """(limit, used) of each memory cgroup with a limit."""
     for folder in _groups("memory"):

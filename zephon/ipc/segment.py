@@ -17,7 +17,7 @@ import contextlib
 import errno
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from zephon.errors import ConfigError
 from zephon.limits import limit_error, memory_left
@@ -70,15 +70,22 @@ class Segment:
 
 def _unnamed() -> int:
     try:
-        return os.open(_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, _OWNER_ONLY)
+        return _tmpfile()
     except OSError as error:
         if error.errno in _NO_TMPFILE:
             return _unlinked()
         raise
 
 
+def _tmpfile() -> int:
+    return os.open(_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, _OWNER_ONLY)
+
+
 def _unlinked() -> int:
-    import posix_ipc
+    try:
+        import posix_ipc
+    except ImportError as error:
+        raise OSError(str(error)) from error
 
     from zephon.ipc import names
 
@@ -93,6 +100,17 @@ def _unlinked() -> int:
 
 def _memfd() -> int:
     return os.memfd_create("zephon", os.MFD_CLOEXEC)
+
+
+def ways() -> Iterator[tuple[str, OSError | None]]:
+    """Each way to shared memory by its name, and why it does not work here (None: it does)."""
+    named = "named and unlinked (posix_ipc)"
+    for name, make in (("unnamed files (O_TMPFILE)", _tmpfile), (named, _unlinked), ("memfd", _memfd)):
+        try:
+            os.close(_reserved(make, mmap.PAGESIZE))
+            yield name, None
+        except OSError as error:
+            yield name, error
 
 
 def _reserved(make: Callable[[], int], size: int) -> int:
