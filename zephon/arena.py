@@ -67,9 +67,10 @@ class NoRoom(Exception):
 
 
 def affordable_slots(least: int, workers: int) -> int:
-    """The most slots that the limits of open files allow, in this process and in the engine; beyond `least`, `MOST_SLOTS`.
+    """The most slots there may be, `MOST_SLOTS` or `least` if that is more, where the limits of open files allow them.
 
-    A slot takes two descriptors in both of them. Raises ConfigError where not even `least` are possible.
+    A slot takes two descriptors in this process and two in the engine. Raises ConfigError where not even `least` are
+    possible.
     """
     engine = ENGINE_DESCRIPTORS + WORKER_DESCRIPTORS * workers
     soft, hard = resource_limit("NOFILE")
