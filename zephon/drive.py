@@ -10,7 +10,6 @@ from typing import Protocol
 from zephon.engine import STOP_TIMEOUT_S, Engine, Job, TailItem
 from zephon.errors import Closed, InternalError
 from zephon.flow.tail import Tail
-from zephon.limits import limit_error
 from zephon.runners import inline, threads
 from zephon.runners.base import MakePool, check_process
 
@@ -126,10 +125,8 @@ def _process_driver(job: Job) -> Driver:
         from zephon.drive_process import ProcessDriver
 
         return ProcessDriver(job, launcher)
-    except BaseException as error:
+    except BaseException:
         launcher.close()
-        if (known := limit_error(error, "the start of the process runner")) is not None:
-            raise known from error
         raise
 
 

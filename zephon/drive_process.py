@@ -122,7 +122,7 @@ class ProcessDriver:
                 with contextlib.suppress(ConnectionResetError):  # it died with our words unread; its own come next
                     message, fds, flags, _ = socket.recv_fds(self._socket, MOST_MESSAGE_BYTES, MOST_DESCRIPTORS)
                     if flags & socket.MSG_CTRUNC:
-                        raise limit_error(OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "the trainer") or Closed()
+                        raise _no_descriptor_left(fds)
                     return message, fds
         return b"", []
 
@@ -202,6 +202,14 @@ class ProcessDriver:
             buffer.clear()
         for slot in self._slots.values():
             slot.close()
+
+
+def _no_descriptor_left(received: list[int]) -> Exception:
+    """The error where a slot's descriptor could not come along. What came of others is closed."""
+    for fd in received:
+        os.close(fd)
+    error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return limit_error(error, "the trainer") or error
 
 
 def _rows(field: Any, start: int, stop: int) -> Any:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.process.helpers import ROOT, Script, slow
+import zephon as zp
+from tests.process.helpers import ROOT, Script, ids, line, slow
 from tests.process.test_small_shm import needs_mount
 
 pytestmark = pytest.mark.law("L9")
@@ -80,6 +84,34 @@ def test_too_few_descriptors_are_one_error_with_sizes(number: int, workers: int,
     assert "lower parallelism or prefetch_batches, or raise the limit (ulimit -n)" in out
 
 
+def test_a_trainer_that_runs_out_of_descriptors_later() -> None:
+    """A new slot's descriptor cannot come along: an error that says so. The state is good."""
+
+    def sized(record: dict[str, Any]) -> dict[str, Any]:
+        return {"id": record["id"], "x": np.zeros(1000 << (record["id"] // 8), np.uint8)}
+
+    found: list[int] = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with line(96, sized, batch=1, prefetch_batches=1) as pipeline:
+        batches = iter(pipeline)
+        found += ids(itertools.islice(batches, 8))
+        lowest = os.open("/dev/null", os.O_RDONLY)  # the next number that would be given out
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            with pytest.raises(
+                zp.errors.ConfigError, match=rf"hit a limit .* may have {lowest} open files .*ulimit -n"
+            ):
+                found.extend(int(batch["id"][0]) for batch in batches)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        state = pipeline.state_dict()
+    assert 8 <= len(found) < 96
+    with line(96, sized, batch=1) as again:
+        again.load_state_dict(state)
+        assert found + ids(again) == list(range(96))
+
+
 USERS = itertools.count(100_000 + os.getpid())  # a new one each time: what ends still counts for its user
 
 
@@ -116,6 +148,18 @@ def test_too_few_processes_are_one_error(processes: int, tmp_path: Path) -> None
 def test_exactly_enough_processes(tmp_path: Path) -> None:
     status, out = run(as_user(6), 3, 10, tmp_path)
     assert (status, out.split()[-1]) == (0, "done"), out
+
+
+@needs_user
+def test_a_thread_too_many_under_runner_threads(tmp_path: Path) -> None:
+    path = tmp_path / "job.py"
+    path.write_text(JOB.replace("DIES", "-1").replace('runner="process"', 'runner="threads"'))
+    command = f"{as_user(1)} {sys.executable} {path} 2 10"
+    code = f"import os; os.execvp('bash', ['bash', '-c', {command!r}])"
+    status, out, err = Script(code, env={"OPENBLAS_NUM_THREADS": "1"}).end(60)
+    assert status == 7, out + err
+    assert out.startswith("ConfigError after 0: the start of runner 'threads' hit a limit of the system: RuntimeError")
+    assert "this user may have 1 processes and threads here" in out
 
 
 # The launcher's forks fail from the fourth on: engine and two workers are there, no replacement is.
