@@ -99,7 +99,7 @@ def _number(folder: str, name: str) -> int | None:
 
 def _read(folder: str, name: str) -> str | None:
     try:
-        with open(os.path.join(folder, name), encoding="ascii") as file:
+        with open(os.path.join(folder, name), encoding="utf-8") as file:
             return file.read()
     except (OSError, ValueError):
         return None

@@ -153,7 +153,7 @@ def test_a_missing_package(quick: None, capsys: pytest.CaptureFixture[str], monk
 def test_narrow_limits_are_warnings(
     quick: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    limited = {resource.RLIMIT_NOFILE: (64, 100), resource.RLIMIT_NPROC: (5, 5), resource.RLIMIT_AS: (1 << 30, 1 << 30)}
+    limited = {resource.RLIMIT_NOFILE: (30, 60), resource.RLIMIT_NPROC: (5, 5), resource.RLIMIT_AS: (1 << 30, 1 << 30)}
     monkeypatch.setattr(resource, "getrlimit", limited.get)
     monkeypatch.setattr(limits, "_CGROUP", str(tmp_path))
     monkeypatch.setattr(machine, "SHM", str(tmp_path / "missing"))
@@ -170,7 +170,7 @@ def test_narrow_limits_are_warnings(
     assert "the cgroup allows the time of 0.5; parallelism='auto' means 1 workers" in checks["CPUs"]["found"]
     assert "100 MiB of the cgroup's 300 MiB left" in checks["memory"]["found"]
     assert checks["/dev/shm"]["found"] == "No such file or directory"
-    assert checks["open files (NOFILE)"]["found"].startswith("64, and up to 100 if asked for; ")
+    assert checks["open files (NOFILE)"]["found"].startswith("30, and up to 60 if asked for; ")
     assert "the user may have 5 with threads, the cgroup has 39 of 40" in checks["processes (NPROC)"]["found"]
     assert checks["address space (AS)"]["found"] == "1.0 GiB"
     assert last == f"it works, with 6 warnings: {', '.join(warned)}"
