@@ -97,7 +97,8 @@ def _shared_names() -> set[str]:
 
 def _is_of_another_job(name: str) -> bool:
     """Whether a process that runs outside of this one's tree is named in the name: a neighbour's test run."""
-    return any(_state(int(number)) and not _is_below_us(int(number)) for number in re.findall(r"\d{2,7}", name))
+    owner = re.match(r"zephon-(\d+)-", name)
+    return owner is not None and bool(_state(int(owner[1]))) and not _is_below_us(int(owner[1]))
 
 
 def _is_below_us(pid: int) -> bool:

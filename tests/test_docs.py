@@ -86,6 +86,40 @@ def test_extras_exist() -> None:
     assert {extra for group in named for extra in group.split(",")} <= set(project["optional-dependencies"])
 
 
+TEST_LINK = re.compile(r"\[`(test_\w+)`\]\((\.\./tests/[\w/]+\.py)\)")
+RELIABILITY = ROOT / "docs" / "reliability.md"
+
+
+def rows_of(page: Path) -> list[list[str]]:
+    """The rows of all tables of a page, without heads, as cells."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    rules = [number for number, line in enumerate(lines) if set(line) == set("|-")]
+    heads = {number for rule in rules for number in (rule - 1, rule)}
+    rows = [line for number, line in enumerate(lines) if line.startswith("|") and number not in heads]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+
+
+def test_every_promise_of_reliability_names_its_tests() -> None:
+    """The file is there and holds a test of that name; whoever renames one is told here."""
+    wrong, named = [], set()
+    for row in rows_of(RELIABILITY):
+        links = TEST_LINK.findall(row[-1])
+        assert links, f"no test is named in the row {row[0]!r}"
+        assert len(row) in (3, 4), f"another number of cells in the row {row[0]!r}: {row}"
+        for test, file in links:
+            path = RELIABILITY.parent / file
+            named.add((file, test))
+            if not path.exists() or f"def {test}(" not in path.read_text(encoding="utf-8"):
+                wrong.append(f"{file}: {test}")
+    assert not wrong, f"no such tests: {wrong}"
+    assert len(named) > 50
+
+
+def test_what_was_seen_to_fail_is_there_row_by_row() -> None:
+    text = RELIABILITY.read_text(encoding="utf-8").partition("## Seen to fail elsewhere")[2]
+    assert len([line for line in text.splitlines() if line.startswith("| ")]) - 1 == 19
+
+
 def test_quick_start_is_short() -> None:
     """The first block that runs is the quick start."""
     lines = [line for line in blocks(ROOT / "README.md")[0].text.splitlines() if line.strip()]

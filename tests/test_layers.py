@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runners", "arena"),
     ("ipc", "io"),
     ("ops", "plan", "flow", "checkpoint", "work"),
-    ("record", "lineage", "batch", "options", "metrics", "functions", "canonical", "errors"),
+    ("record", "lineage", "batch", "options", "metrics", "functions", "canonical", "limits", "errors"),
 )
 
 # Decides only: no clock, process, thread, file, socket, logging or torch.

@@ -19,16 +19,21 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from zephon.errors import ConfigError
 from zephon.ipc.area import Lease, lease
 from zephon.ipc.codec import dump
 from zephon.ipc.columns import Blob, is_plain_name, is_sendable, pickled
 from zephon.ipc.message import ALIGNMENT
 from zephon.ipc.segment import Segment
+from zephon.limits import num_descriptors, resource_limit
 from zephon.lineage import Origins
 
 GROWTH = 1.25  # a new slot is this much larger than the batch that needs it
 LEAST_SLOT_BYTES = 1 << 16
 MOST_SLOTS = 16
+WORKER_DESCRIPTORS = 5  # of one worker in the engine and in the launcher: four wake-ups, a pidfd
+ENGINE_DESCRIPTORS = 40  # of the rest there: sockets, the event loop, rings and shared lists
+SPARE_DESCRIPTORS = 8  # left to the trainer for what else it opens
 ARENA_BYTES = 16 << 20  # of all slots together, where more than the least number is possible
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -61,16 +66,44 @@ class NoRoom(Exception):
     """A slot is too small for a batch."""
 
 
-def most_slots(least: int, slot_bytes: int) -> int:
+def affordable_slots(least: int, workers: int) -> int:
+    """The most slots there may be, `MOST_SLOTS` or `least` if that is more, where the limits of open files allow them.
+
+    A slot takes two descriptors in this process and two in the engine. Raises ConfigError where not even `least` are
+    possible.
+    """
+    engine = ENGINE_DESCRIPTORS + WORKER_DESCRIPTORS * workers
+    soft, hard = resource_limit("NOFILE")
+    most = max(least, MOST_SLOTS)
+    if soft is not None:
+        most = min(most, (soft - num_descriptors() - SPARE_DESCRIPTORS) // 2)
+    if hard is not None:
+        most = min(most, (hard - engine) // 2)
+    if most < least:
+        here = num_descriptors() + SPARE_DESCRIPTORS + 2 * least
+        raise ConfigError(
+            f"{workers} workers and {least} batches in flight need {engine + 2 * least} open files in the engine's "
+            f"process and {here} in this one, but {hard or 'any number'} there and {soft} here are allowed "
+            "(RLIMIT_NOFILE); lower parallelism or prefetch_batches, or raise the limit (ulimit -n)"
+        )
+    return most
+
+
+def engine_descriptors(workers: int, slots: int) -> int:
+    """Open files that the engine, or the launcher, needs."""
+    return ENGINE_DESCRIPTORS + WORKER_DESCRIPTORS * workers + 2 * slots
+
+
+def most_slots(least: int, slot_bytes: int, most: int | None = None) -> int:
     """How many slots there may be: more where batches are small, so that several travel at a time."""
-    return max(least, min(MOST_SLOTS, ARENA_BYTES // slot_bytes))
+    return max(least, min(MOST_SLOTS if most is None else most, ARENA_BYTES // slot_bytes))
 
 
 class Arena:
-    """The slots of one engine, and who has them. There are at least `least_slots` for a large batch."""
+    """The slots of one engine, and who has them. There are at least `least_slots` for a large batch, `most` at most."""
 
-    def __init__(self, least_slots: int) -> None:
-        self._least = least_slots
+    def __init__(self, least_slots: int, most: int | None = None) -> None:
+        self._least, self._most = least_slots, MOST_SLOTS if most is None else most
         self._free: list[Slot] = []
         self._numbers = 0
         self._bytes = 0  # of all slots
@@ -81,7 +114,7 @@ class Arena:
     @property
     def has_slot(self) -> bool:
         """Whether a batch can be written now."""
-        return bool(self._free) or (len(self.leased) < MOST_SLOTS and self._bytes + self._wanted <= self._most_bytes)
+        return bool(self._free) or (len(self.leased) < self._most and self._bytes + self._wanted <= self._most_bytes)
 
     @property
     def _most_bytes(self) -> int:

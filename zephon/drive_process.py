@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from zephon.arena import SlotView, most_slots
+from zephon.arena import SlotView, affordable_slots, most_slots
 from zephon.batch import Batch
 from zephon.engine import Job, Ready, TailItem
 from zephon.errors import Closed, WorkerError
@@ -25,6 +26,7 @@ from zephon.flow.tail import Tail
 from zephon.ipc.area import Lease
 from zephon.ipc.columns import Blob
 from zephon.ipc.segment import Segment
+from zephon.limits import limit_error
 from zephon.lineage import Origins
 from zephon.record import Origin
 from zephon.runners import threads
@@ -55,14 +57,18 @@ class ProcessDriver:
         self._freed: deque[Lease] = deque()
         self._untaken: dict[int, int] = {}  # by slot, batches in the tail, which the user does not hold yet
         self._least_slots = SPARE_SLOTS + job.prefetch_batches
-        self._most_slots = most_slots(self._least_slots, self._slot_bytes)
         self._closed = False
         self._receiving = threading.Lock()
         self._error: Exception | None = None
         self._metrics: dict[str, dict[str, float]] = {"seconds": {}, "totals": {}}
-        works = [StageWork(stage, job.datasets, job.source.seed, threads.INTERRUPTS) for stage in job.plan.stages]
+        works = [
+            StageWork(stage, job.datasets, job.source.seed, threads.INTERRUPTS, job.max_record_bytes)
+            for stage in job.plan.stages
+        ]
         workers = [stage.parallelism for stage in job.plan.stages]
-        job = msgspec.structs.replace(job, slots=self._least_slots)
+        self._slot_limit = affordable_slots(self._least_slots, sum(workers))
+        self._most_slots = most_slots(self._least_slots, self._slot_bytes, self._slot_limit)
+        job = msgspec.structs.replace(job, slots=self._least_slots, most_slots=self._slot_limit)
         self._launcher = launcher
         launcher.send(Orders(works, workers, job.ring_bytes, job))
         self._socket = self._launcher.engine
@@ -114,7 +120,10 @@ class ProcessDriver:
         with contextlib.suppress(OSError):  # closed by another thread
             for _ in range(2):
                 with contextlib.suppress(ConnectionResetError):  # it died with our words unread; its own come next
-                    return socket.recv_fds(self._socket, MOST_MESSAGE_BYTES, MOST_DESCRIPTORS)[:2]
+                    message, fds, flags, _ = socket.recv_fds(self._socket, MOST_MESSAGE_BYTES, MOST_DESCRIPTORS)
+                    if flags & socket.MSG_CTRUNC:
+                        raise _no_descriptor_left(fds)
+                    return message, fds
         return b"", []
 
     def _post_mortem(self) -> str:
@@ -144,7 +153,7 @@ class ProcessDriver:
         if new_size:
             self._slots[number] = Segment(fds.pop(0), new_size)
             self._slot_bytes = max(self._slot_bytes, new_size)
-            self._most_slots = most_slots(self._least_slots, self._slot_bytes)
+            self._most_slots = most_slots(self._least_slots, self._slot_bytes, self._slot_limit)
         view = SlotView(self._slots[number].map, size)
         self._leases[number] = view.lease(number, self._freed)
         self._untaken[number] = len(lanes)
@@ -193,6 +202,14 @@ class ProcessDriver:
             buffer.clear()
         for slot in self._slots.values():
             slot.close()
+
+
+def _no_descriptor_left(received: list[int]) -> Exception:
+    """The error where a slot's descriptor could not come along. What came of others is closed."""
+    for fd in received:
+        os.close(fd)
+    error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return limit_error(error, "the trainer") or error
 
 
 def _rows(field: Any, start: int, stop: int) -> Any:

@@ -70,6 +70,9 @@ class Job(msgspec.Struct, frozen=True):
     max_worker_retries: int = 0
     slots: int = 0
     """Batch slots at least, where the engine is a process of its own."""
+    most_slots: int = 0
+    """Batch slots at most."""
+    max_record_bytes: int = 0
 
     def locate(self, dataset: int, row: int) -> tuple[str, str, int]:
         """(dataset name, shard name, row in shard) of a row."""

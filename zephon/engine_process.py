@@ -24,6 +24,7 @@ from zephon.engine import Engine, Job, TailItem
 from zephon.errors import InternalError, ZephonError, describe
 from zephon.exchange import MOST_DESCRIPTORS, write_error
 from zephon.flow.batcher import Cut, End, Failed
+from zephon.limits import limit_error
 from zephon.lineage import origins_in
 from zephon.ops.batch import collate, stacking_of
 from zephon.runners import threads
@@ -47,7 +48,8 @@ def serve(job: Job, wirings: list[list[Wiring]], trainer: socket.socket, launche
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_Server(job, wirings, trainer, launcher).run())
     except BaseException as error:
-        known = error if isinstance(error, ZephonError) else InternalError(f"in the engine: {describe(error)}")
+        known = error if isinstance(error, ZephonError) else limit_error(error, "the engine")
+        known = known or InternalError(f"in the engine: {describe(error)}")
         known.__cause__ = error if known is not error else error.__cause__
         with contextlib.suppress(OSError):  # the trainer may be gone
             trainer.setblocking(True)
@@ -59,7 +61,7 @@ def serve(job: Job, wirings: list[list[Wiring]], trainer: socket.socket, launche
 class _Server:
     def __init__(self, job: Job, wirings: list[list[Wiring]], trainer: socket.socket, launcher: socket.socket) -> None:
         self._trainer, self._launcher = trainer, launcher
-        self._arena = Arena(job.slots)
+        self._arena = Arena(job.slots, job.most_slots)
         self._pools: list[ProcessPool] = []
         self._woken = asyncio.Event()
         self._over = False

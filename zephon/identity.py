@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 
 from zephon.errors import ConfigError
+from zephon.limits import cpu_limit
 from zephon.plan.lanes import Identity
 
 
@@ -31,6 +33,12 @@ def find_identity() -> Identity | None:
 
 
 def available_cpus() -> int:
+    """CPUs that this process may run on, or the time of so many that its container may use if that is less."""
+    cpus, limit = affinity_cpus(), cpu_limit()
+    return cpus if limit is None else max(1, min(cpus, math.ceil(limit)))
+
+
+def affinity_cpus() -> int:
     """CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return max(1, len(os.sched_getaffinity(0)))

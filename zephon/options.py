@@ -58,6 +58,8 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Finished batches kept ready per lane."""
     ring_bytes: int = 4 << 20
     """Bytes of each worker's ring of results (runner "process"). A larger result goes through in parts."""
+    max_record_bytes: int = 1 << 30
+    """The largest record, encoded, that may cross between processes (runner "process"); beyond it: an error."""
     max_worker_retries: int = 3
     """How often one record, alone, may kill its worker before it is an error that names it."""
     output: Literal["numpy", "torch"] = "numpy"
@@ -101,6 +103,7 @@ _LEAST = {
     "prefetch_batches": 1,
     "parallelism": 1,
     "ring_bytes": 4096,
+    "max_record_bytes": 1,
     "max_worker_retries": 1,
 }
 

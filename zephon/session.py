@@ -25,6 +25,7 @@ from zephon.flow.batcher import End, Failed
 from zephon.flow.progress import LaneState
 from zephon.identity import available_cpus, find_identity
 from zephon.io.dataset import Dataset
+from zephon.limits import limit_error
 from zephon.ops.base import Node
 from zephon.options import Options
 from zephon.plan.fingerprint import Fingerprint, fingerprint
@@ -188,10 +189,17 @@ class Session:
             prefetch_batches=execution.prefetch_batches,
             ring_bytes=execution.ring_bytes,
             max_worker_retries=execution.max_worker_retries,
+            max_record_bytes=execution.max_record_bytes,
         )
         if execution.runner is None and DEFAULT_RUNNER == "threads":
             log.warning("runner='threads': the process runner, which is faster, needs Linux")
-        return DRIVERS[execution.runner or DEFAULT_RUNNER](job)
+        runner = execution.runner or DEFAULT_RUNNER
+        try:
+            return DRIVERS[runner](job)
+        except Exception as error:
+            if (known := limit_error(error, f"the start of runner '{runner}'")) is not None:
+                raise known from error
+            raise
 
     def state(self, after: Batch | None = None) -> dict[str, Any]:
         """The state behind the last delivered batch, or behind `after`."""

@@ -97,7 +97,7 @@ def test_without_memory_there_is_no_block(monkeypatch: pytest.MonkeyPatch) -> No
     area.give_back([0])
     assert area.take(PAGE) == 0, "what has pages can be used again"
     monkeypatch.undo()
-    monkeypatch.setattr("zephon.ipc.area.room", lambda: PAGE - 1)
+    monkeypatch.setattr("zephon.ipc.area.memory_left", lambda: PAGE - 1)
     assert area.take(PAGE) is None, "the container's limit counts too"
 
 

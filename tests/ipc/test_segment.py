@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from zephon import limits
 from zephon.errors import ConfigError
 from zephon.ipc import segment
 from zephon.ipc.segment import Segment
@@ -132,6 +133,25 @@ def test_a_memfd_where_dev_shm_cannot_serve(problem: str, monkeypatch: pytest.Mo
     assert open_descriptors() == before
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
+def test_a_limit_of_the_process_is_not_blamed_on_dev_shm(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too few descriptors, too little address space: the error says which limit it was."""
+
+    def refused(*_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    before = open_descriptors()
+    monkeypatch.setattr(mmap, "mmap", refused)
+    if number == errno.EMFILE:
+        monkeypatch.setattr(os, "open", refused)
+        monkeypatch.setattr(os, "memfd_create", refused)
+    wanted = "open files here.*ulimit -n" if number == errno.EMFILE else "or lower ring_bytes"
+    with pytest.raises(ConfigError, match=rf"shared memory of 12 MiB hit a limit .*{wanted}"):
+        Segment.create(12 << 20)
+    monkeypatch.undo()
+    assert open_descriptors() == before
+
+
 def test_no_room_anywhere_is_one_sized_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", no_room(2))
     before = open_descriptors()
@@ -149,7 +169,7 @@ def test_a_memory_limit_is_checked_before_anything_is_reserved(
     """What can be given back (the page cache) does not count: 100 MiB are in use."""
     (tmp_path / "memory.max").write_text(f"{limit}\n")
     (tmp_path / "memory.stat").write_text(f"anon {60 << 20}\nfile {900 << 20}\nshmem {40 << 20}\n")
-    monkeypatch.setattr(segment, "_CGROUP", tmp_path)
+    monkeypatch.setattr(limits, "_CGROUP", str(tmp_path))
     if fits:
         Segment.create(12 << 20).close()
     else:

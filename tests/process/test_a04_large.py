@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 
 import zephon as zp
 from tests.process.functions import Blow, Enrich
-from tests.process.helpers import children, ids, launcher, line
+from tests.process.helpers import children, ids, launcher, line, slow
+from zephon.ipc.channel import LARGE_BYTES
 
 MIB = 1 << 20
 AT = 100
@@ -143,3 +145,93 @@ def test_a_line_of_120_megabytes(tmp_path: Path) -> None:
                 assert text.count("x") == len(text)
     assert found == list(range(200))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before < 6 * size
+
+
+@pytest.mark.parametrize(("ring_bytes", "around"), [(4096, 2048), (4 * MIB, LARGE_BYTES)])
+def test_every_size_around_the_limits_of_a_ring(ring_bytes: int, around: int) -> None:
+    """One record a message, byte by byte: what just fits one frame of the ring, and what first takes another way."""
+    sizes = range(around - 330, around + 10)
+
+    def sized(record: dict[str, Any]) -> dict[str, Any]:
+        return {"id": record["id"], "blob": bytes([record["id"] % 251]) * sizes[record["id"]]}
+
+    with line(len(sizes), sized, batch=1, task_records=1, ring_bytes=ring_bytes) as pipeline:
+        for number, batch in enumerate(pipeline):
+            assert batch["blob"] == [bytes([number % 251]) * sizes[number]]
+    assert number == len(sizes) - 1
+
+
+def huge(record: dict[str, Any], size: int) -> dict[str, Any]:
+    return {"id": record["id"], "blob": bytes([record["id"] + 1]) * size if record["id"] % 4 else b""}
+
+
+@pytest.mark.parametrize(("size", "ring_bytes"), [(24_000_000, 4096), slow(120_000_000, 4 * MIB)])
+def test_several_at_once(size: int, ring_bytes: int) -> None:
+    """Both workers have some, in one task and in several; each arrives whole, and they do not stop each other."""
+
+    def make(record: dict[str, Any]) -> dict[str, Any]:
+        return huge(record, size)
+
+    with line(8, make, batch=1, task_records=2, ring_bytes=ring_bytes, prefetch_batches=1) as pipeline:
+        for number, batch in enumerate(pipeline):
+            blob = batch["blob"][0]
+            assert len(blob) == (size if number % 4 else 0)
+            assert blob.count(bytes([number + 1])) == len(blob)
+    assert number == 7
+
+
+# -- the setting that bounds them ------------------------------------------------------------------------------------
+
+
+def blobs(**options: Any) -> zp.Pipeline:
+    """Record 9 has 5,000 bytes, the others 100."""
+
+    def blob(record: dict[str, Any]) -> dict[str, Any]:
+        return {"id": record["id"], "blob": b"x" * (5000 if record["id"] == 9 else 100)}
+
+    return line(16, blob, batch=2, **options)
+
+
+def test_a_record_beyond_the_bound_is_an_error_with_sizes() -> None:
+    """It names operator and record; what comes before it is delivered, and the state resumes at it."""
+    found = []
+    with blobs(max_record_bytes=1000) as pipeline:
+        with pytest.raises(zp.errors.DataError) as caught:
+            found += list(pipeline)
+        state = pipeline.state_dict()
+    text = str(caught.value)
+    encoded = re.fullmatch(
+        r"operator 'blob' made a record of (5,0\d\d) bytes on lane 0, dataset 'toy', shard list, row 9; "
+        r"max_record_bytes=1,000 is the most that may cross between processes: raise it with "
+        r"options\(max_record_bytes=\.\.\.\), make smaller records, or leave the row out with .*",
+        text,
+    )
+    assert encoded, text
+    size = int(encoded[1].replace(",", ""))
+    with blobs(max_record_bytes=size) as pipeline:  # the bound itself is allowed
+        pipeline.load_state_dict(state)
+        assert ids(pipeline) == list(range(8, 16))
+    with blobs(max_record_bytes=size - 1) as pipeline, pytest.raises(zp.errors.DataError, match=r"row 9; max_record"):
+        list(pipeline)
+
+
+def test_the_bound_is_on_one_record_and_not_on_a_task() -> None:
+    with blobs(max_record_bytes=5200, task_records=16) as pipeline:
+        assert ids(pipeline) == list(range(16))
+
+
+def test_a_row_beyond_the_bound_without_operators() -> None:
+    dataset = zp.Dataset.from_list("toy", [{"id": i, "text": "y" * (3 * MIB if i == 5 else 3)} for i in range(8)])
+    wanted = r"operator 'fetch' made a record of 3,145,\d+ bytes on lane 0, dataset 'toy', shard list, row 5; "
+    with (
+        line(0, dataset=dataset, max_record_bytes=MIB) as pipeline,
+        pytest.raises(zp.errors.DataError, match=wanted + "max_record_bytes=1,048,576 is"),
+    ):
+        list(pipeline)
+
+
+def test_other_runners_have_no_such_bound() -> None:
+    """Nothing is encoded there."""
+    for runner in ("inline", "threads"):
+        with blobs(max_record_bytes=1000, runner=runner) as pipeline:
+            assert ids(pipeline) == list(range(16))

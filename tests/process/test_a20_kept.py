@@ -205,3 +205,12 @@ def test_small_batches_that_share_a_slot_are_kept_apart(lanes: int, every: int) 
         assert batch.digest() == other.digest()
         assert batch.origins == other.origins
         assert (batch.lane_id, batch.step, batch.num_samples) == (other.lane_id, other.step, other.num_samples)
+
+
+def test_keeping_all_where_many_batches_are_prepared() -> None:
+    """More than there are slots by default: both sides count the same number, so keeping them stops nothing."""
+    with line(120, Full(20_000), batch=1, prefetch_batches=40) as pipeline:
+        kept = [batch["x"] for batch in pipeline]
+    assert len(kept) == 120
+    for number, x in enumerate(kept):
+        constant(x, number)

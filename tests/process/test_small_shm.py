@@ -52,16 +52,19 @@ MOUNTS = {
     "64 MB": TMPFS.format("size=64m"),
     "full": TMPFS.format("size=24m") + " && head -c 23M /dev/zero > /dev/shm/full",
     "read-only": TMPFS.format("ro"),
+    # a /dev without it
+    "missing": "mkdir {0}/dev && mount -t tmpfs tmpfs {0}/dev && cp -a /dev/null /dev/zero /dev/urandom {0}/dev && "
+    "mount --move {0}/dev /dev && [ ! -e /dev/shm ]",
 }
 
 
 @needs_mount
-@pytest.mark.parametrize("mount", ["8 MB", slow("64 MB"), "full", slow("read-only")])
-def test_a_small_full_or_read_only_dev_shm(mount: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mount", ["8 MB", slow("64 MB"), "full", slow("read-only"), "missing"])
+def test_a_small_full_read_only_or_missing_dev_shm(mount: str, tmp_path: Path) -> None:
     """Batches of 2 KB, then of 6 MB: they work, with memory of another kind where there is no room."""
     path = tmp_path / "job.py"
     path.write_text(JOB)
-    command = f"{MOUNTS[mount]} && exec {sys.executable} {path} 1000 3000000"
+    command = f"{MOUNTS[mount].format(tmp_path)} && exec {sys.executable} {path} 1000 3000000"
     code = f"import os; os.execvp('unshare', ['unshare', '-m', 'sh', '-c', {command!r}])"
     status, out, err = Script(code).end(60)
     assert (status, out.strip(), err) == (0, "done", "")

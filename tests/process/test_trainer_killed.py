@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.process.helpers import Script, kill, launcher, wait_until
+from tests.process.helpers import ROOT, Script, kill, launcher, slow, wait_until
 
 pytestmark = pytest.mark.law("L8")
 
@@ -37,9 +38,9 @@ for batch in pipeline:
 class Job:
     """A job with its files."""
 
-    def __init__(self, path: Path, code: str = JOB) -> None:
+    def __init__(self, path: Path, code: str = JOB, **settings: Any) -> None:
         self.path = path
-        self.script = Script(code, path)
+        self.script = Script(code, path, **settings)
 
     def lines(self) -> list[list[int]]:
         """The batches that it logged."""
@@ -64,21 +65,47 @@ def reference(tmp_path: Path) -> list[list[int]]:
     return job.lines()
 
 
-def test_killed_ten_times_and_each_time_started_again_at_once(tmp_path: Path) -> None:
+# Where unnamed files are refused, memory has a name for a moment, which a SIGKILL may leave for a later start.
+NAMED = """
+import errno, os
+real = os.open
+def without_tmpfile(path, flags, *rest, **settings):
+    if flags & os.O_TMPFILE == os.O_TMPFILE:
+        raise OSError(errno.EOPNOTSUPP, "no unnamed files here")
+    return real(path, flags, *rest, **settings)
+os.open = without_tmpfile
+"""
+
+
+@pytest.fixture(params=["unnamed", slow("named")])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """Of a job: which way to shared memory it takes."""
+    if request.param == "unnamed":
+        return {}
+    (tmp_path / "sitecustomize.py").write_text(NAMED)
+    return {"env": {"PYTHONPATH": f"{tmp_path}:{ROOT}"}}
+
+
+@pytest.mark.parametrize("whom", ["the trainer", "everything"])
+def test_killed_ten_times_and_each_time_started_again_at_once(
+    whom: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
     """The last state goes on exactly there; no process lives, /dev/shm has no new name."""
     wanted = reference(tmp_path)
     killed: list[Script] = []
     done = 0
     for number in range(10):
-        job = Job(tmp_path / "job")
+        job = Job(tmp_path / "job", **settings)
         wait_until(partial(job.has_logged, done + 3 + number % 3), 30, "three batches")
+        if whom == "everything":
+            job.script.kill_all()
         kill(job.script.pid)
         job.script.process.wait()
         killed.append(job.script)
         done = job.saved()
         kept = job.lines()[:done]  # it may have logged a batch without having saved the state
         Path(tmp_path / "job.log").write_text("".join(f"{json.dumps(batch)}\n" for batch in kept))
-    last = Job(tmp_path / "job")
+    last = Job(tmp_path / "job", **settings)
     status, _, err = last.script.end()
     assert status == 0, err
     assert last.lines() == wanted
@@ -115,10 +142,10 @@ def test_a_killed_trainer_whose_forked_child_lives_on(tmp_path: Path) -> None:
     script.process.communicate()
 
 
-def test_two_jobs_side_by_side(tmp_path: Path) -> None:
+def test_two_jobs_side_by_side(settings: dict[str, Any], tmp_path: Path) -> None:
     """Same user, same configuration, at the same time: neither meets the other, also when a third one is killed."""
     wanted = reference(tmp_path)
-    jobs = [Job(tmp_path / f"job-{number}") for number in range(3)]
+    jobs = [Job(tmp_path / f"job-{number}", **settings) for number in range(3)]
     wait_until(jobs[0].lines, 30, "a batch")
     kill(jobs[0].script.pid)
     for job in jobs[1:]:

@@ -1,4 +1,4 @@
-"""The command line: `zephon verify`, `zephon explain`, `zephon bench`. One command a file; this one puts them together.
+"""The command line: `zephon verify`, `explain`, `bench` and `doctor`. One command a file; this one puts them together.
 
 Exit status: 0 all is well, 1 the command found what it looks for, 2 wrong use, 130 interrupted.
 """
@@ -48,6 +48,7 @@ def _app() -> Any:
     import typer
 
     from zephon.cli.bench import bench
+    from zephon.cli.doctor import doctor
     from zephon.cli.explain import explain
     from zephon.cli.verify import verify
 
@@ -61,4 +62,5 @@ def _app() -> Any:
     app.command()(verify)
     app.command()(explain)
     app.command()(bench)
+    app.command()(doctor)
     return app

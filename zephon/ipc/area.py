@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zephon.ipc.segment import room
+from zephon.limits import memory_left
 
 
 class Lease(weakref.ref[NDArray[Any]]):
@@ -70,7 +70,7 @@ class Area:
         more = stop - self._reserved
         if more <= 0:
             return True
-        left = room()
+        left = memory_left()
         if left is not None and more > left:
             return False
         try:

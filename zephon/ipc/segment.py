@@ -4,7 +4,7 @@ There are three ways to such memory, and the first that works is taken:
 
 1. an unnamed file of /dev/shm (O_TMPFILE): it never has a name, so nothing is left behind, whoever is killed when;
 2. where its file system, or the kernel, knows no O_TMPFILE: POSIX shared memory by `posix_ipc`, whose name is removed
-   right after it was made. A SIGKILL between these two calls leaves a name, so it is second;
+   right after it was made. A SIGKILL between these two calls leaves a name (which `names.py` removes), so it is second;
 3. where /dev/shm is missing, read-only or too small: a memfd.
 
 Every page is reserved at once (posix_fallocate), so too little room is an error now and not a SIGBUS later. All count
@@ -17,12 +17,12 @@ import contextlib
 import errno
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from zephon.errors import ConfigError
+from zephon.limits import limit_error, memory_left
 
 _SHM = "/dev/shm"
-_CGROUP = "/sys/fs/cgroup"
 _OWNER_ONLY = 0o600
 _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)  # from the file system, or from an old kernel
 
@@ -33,23 +33,29 @@ class Segment:
     def __init__(self, fd: int, size: int, writable: bool = True) -> None:
         self.fd, self.size = fd, size
         os.set_inheritable(fd, False)  # one that came over a socket would be passed to programs
-        self.map = mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+        try:
+            self.map = mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+        except OSError as error:  # address space, or descriptors: a mapping keeps one of its own
+            os.close(fd)
+            raise _refused(error, size) from error
 
     @classmethod
     def create(cls, size: int, unreserved: int = 0) -> Segment:
-        """A new segment, zeroed. Raises ConfigError where neither /dev/shm nor memory has room for it.
+        """A new segment, zeroed. Raises ConfigError where there is no room for it, or a limit of this process is hit.
 
         Its last `unreserved` bytes (whole pages) have no memory yet: who writes there must reserve it first.
         """
         reserved = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        left = room()
+        left = memory_left()
         if left is not None and reserved > left:
             raise _too_large(reserved, f"the container's memory limit leaves {max(0, left) / 2**20:,.0f} MiB")
-        fd = _reserved(_unnamed, reserved)
-        if fd is None:
-            fd = _reserved(_memfd, reserved)
-        if fd is None:
-            raise _too_large(reserved, "neither /dev/shm nor memory has it")
+        try:
+            fd = _reserved(_unnamed, reserved)
+        except OSError:
+            try:
+                fd = _reserved(_memfd, reserved)
+            except OSError as error:
+                raise _refused(error, reserved) from error
         if unreserved:
             os.truncate(fd, reserved + unreserved)
         return cls(fd, reserved + unreserved)
@@ -64,19 +70,28 @@ class Segment:
 
 def _unnamed() -> int:
     try:
-        return os.open(_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, _OWNER_ONLY)
+        return _tmpfile()
     except OSError as error:
         if error.errno in _NO_TMPFILE:
             return _unlinked()
         raise
 
 
-def _unlinked() -> int:
-    import posix_ipc
+def _tmpfile() -> int:
+    return os.open(_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, _OWNER_ONLY)
 
-    name = f"/zephon-{os.getpid()}-{os.urandom(8).hex()}"
+
+def _unlinked() -> int:
     try:
-        memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=_OWNER_ONLY)
+        import posix_ipc
+    except ImportError as error:
+        raise OSError(str(error)) from error
+
+    from zephon.ipc import names
+
+    names.reap(_SHM)
+    try:
+        memory = posix_ipc.SharedMemory(f"/{names.new()}", posix_ipc.O_CREX, mode=_OWNER_ONLY)
     except posix_ipc.Error as error:  # one of the kinds that are no OSError
         raise OSError(str(error)) from error
     memory.unlink()
@@ -87,33 +102,34 @@ def _memfd() -> int:
     return os.memfd_create("zephon", os.MFD_CLOEXEC)
 
 
-def _reserved(make: Callable[[], int], size: int) -> int | None:
-    """A descriptor with `size` bytes behind it; None where they cannot be had this way."""
-    try:
-        fd = make()
-    except OSError:
-        return None
+def ways() -> Iterator[tuple[str, OSError | None]]:
+    """Each way to shared memory by its name, and why it does not work here (None: it does)."""
+    named = "named and unlinked (posix_ipc)"
+    for name, make in (("unnamed files (O_TMPFILE)", _tmpfile), (named, _unlinked), ("memfd", _memfd)):
+        try:
+            os.close(_reserved(make, mmap.PAGESIZE))
+            yield name, None
+        except OSError as error:
+            yield name, error
+
+
+def _reserved(make: Callable[[], int], size: int) -> int:
+    """A descriptor with `size` bytes behind it. Raises OSError where they cannot be had this way."""
+    fd = make()
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError:
         os.close(fd)
-        return None
+        raise
     return fd
 
 
-def room() -> int | None:
-    """Bytes that the container's memory limit leaves (cgroup v2); None where there is no limit to be seen."""
-    try:
-        limit = int(_read("memory.max"))
-        used = dict(line.split() for line in _read("memory.stat").splitlines())
-        return limit - int(used["anon"]) - int(used["shmem"])
-    except (OSError, ValueError, KeyError):  # no such file, or "max"
-        return None
-
-
-def _read(name: str) -> str:
-    with open(os.path.join(_CGROUP, name), encoding="ascii") as file:
-        return file.read()
+def _refused(error: OSError, size: int) -> ConfigError:
+    """The error where the system refuses a segment: for want of descriptors or address space, or of room."""
+    known = limit_error(error, f"shared memory of {size / 2**20:,.0f} MiB")
+    if known is None or error.errno == errno.ENOSPC:
+        return _too_large(size, "neither /dev/shm nor memory has it")
+    return known
 
 
 def _too_large(size: int, why: str) -> ConfigError:

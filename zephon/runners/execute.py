@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -22,8 +23,17 @@ from zephon.record import Group, Handle, Origin, Pointers, Record, first_origin,
 class StageWork:
     """The work of one stage, ready to run in any thread or process of its pool."""
 
-    def __init__(self, plan: StagePlan, datasets: Sequence[Dataset], seed: int, interrupts: bool) -> None:
+    def __init__(
+        self,
+        plan: StagePlan,
+        datasets: Sequence[Dataset],
+        seed: int,
+        interrupts: bool,
+        max_record_bytes: int = sys.maxsize,
+    ) -> None:
         self._plan, self._datasets, self._seed, self._interrupts = plan, datasets, seed, interrupts
+        self.max_record_bytes = max_record_bytes
+        """Of one record that crosses to another process."""
 
     def setup(self) -> None:
         """Prepares every operator, once in each worker."""
@@ -74,13 +84,19 @@ class StageWork:
         dataset, row = who.origin(0)[0][:2]
         return who.where(0), self._datasets[dataset].locate(row)
 
-    def unsendable(self, task: Task, number: int, index: int, error: Exception) -> ZephonError:
-        """The error of a record whose result cannot cross to another process."""
-        who = _Who(task, self._datasets)
+    def refuse(self, task: Task, number: int, index: int, problem: Exception | int) -> ZephonError:
+        """The error of a record that cannot cross to another process: what pickling raised, or its size."""
+        where = _Who(task, self._datasets).where(sum(map(len, task.slices[:number])) + index)
         name = self.names[-1] if self.names else "fetch"
-        problem = TypeError(f"its result cannot be sent between processes: {describe(error)}")
-        problem.__cause__ = error
-        return operator_error(problem, name, who.where(sum(map(len, task.slices[:number])) + index))
+        if isinstance(problem, int):
+            return DataError(
+                f"operator '{name}' made a record of {problem:,} bytes on {where}; max_record_bytes="
+                f"{self.max_record_bytes:,} is the most that may cross between processes: raise it with options("
+                "max_record_bytes=...), make smaller records, or leave the row out with Dataset(..., exclude=[...])"
+            )
+        unsendable = TypeError(f"its result cannot be sent between processes: {describe(problem)}")
+        unsendable.__cause__ = problem
+        return operator_error(unsendable, name, where)
 
     def _load(self, task: Task, rows: Rows) -> None:
         """Puts the records of a task into `rows`: read for pointers, built for handles."""

@@ -24,8 +24,10 @@ from typing import NoReturn
 
 import msgspec
 
+from zephon.arena import engine_descriptors
 from zephon.errors import WorkerError, ZephonError, describe
 from zephon.ipc.segment import Segment
+from zephon.limits import limit_error, raise_descriptors
 from zephon.runners.fresh import ENGINE_STAGE, Role, flush_lines, live, num_threads, start
 from zephon.runners.heap import trim
 from zephon.runners.orders import MOST_SHARED, unpack
@@ -51,11 +53,10 @@ def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoRe
         importlib.import_module(engine)
         gc.freeze()  # no collection touches these objects any more, so that children share their pages
         gc.enable()
-        tree = _Tree(engine, control, to_trainer)
+        _Tree(engine, control, to_trainer).watch(trainer)
     except BaseException as error:
         _report(to_trainer, error)
         os._exit(1)
-    tree.watch(trainer)
     os._exit(0)
 
 
@@ -91,7 +92,8 @@ def _user_code(control: socket.socket) -> Iterator[None]:
 
 
 def _report(to_trainer: socket.socket, error: BaseException) -> None:
-    known = error if isinstance(error, ZephonError) else WorkerError(f"the launcher failed: {describe(error)}")
+    known = error if isinstance(error, ZephonError) else limit_error(error, "the launcher")
+    known = known or WorkerError(f"the launcher failed: {describe(error)}")
     raw = pickle.dumps(known)
     if len(raw) > MOST_ERROR_BYTES:
         known.__cause__ = None  # the text says it too
@@ -104,10 +106,11 @@ class _Tree:
     """The processes below the launcher: forked from it, or exec'ed where a fork would copy other threads' locks."""
 
     def __init__(self, engine: str, control: socket.socket, to_trainer: socket.socket) -> None:
-        self._engine, self._control = engine, control
+        self._engine, self._control, self._to_trainer = engine, control, to_trainer
         self._packed, self._shared = _receive(control)
         with _user_code(control):  # this imports the user's modules
             self._orders = orders = unpack(self._packed, self._shared)
+        raise_descriptors(engine_descriptors(sum(orders.workers), orders.job.most_slots))
         self._layout = lay_out(orders.workers, orders.ring_bytes)
         self._wirings = wire(self._layout)
         self._kept: Segment | None = None
@@ -117,7 +120,6 @@ class _Tree:
         gc.freeze()
         self._start(ENGINE_STAGE, 0, (to_trainer, child_end))
         child_end.close()
-        to_trainer.close()
         self._share()
         for stage, count in enumerate(orders.workers):
             for index in range(count):
@@ -171,6 +173,8 @@ class _Tree:
         self._engine_end.close()
         for pidfd in self._children:
             os.close(pidfd)
+        if stage != ENGINE_STAGE:
+            self._to_trainer.close()
         if stage == ENGINE_STAGE:
             sys.modules[self._engine].serve(self._orders.job, self._wirings, *sockets)
         else:
@@ -182,15 +186,17 @@ class _Tree:
         self._poll.register(self._control.fileno(), select.POLLIN | select.POLLHUP)
         self._poll.register(self._engine_end.fileno(), select.POLLIN)
         over = False
-        while not over:
-            for fd, _ in self._poll.poll():
-                if fd in self._children:
-                    over |= self._reap(fd)
-                elif fd == self._engine_end.fileno():
-                    over |= self._serve_engine()
-                else:
-                    over = True  # the trainer closed, or is gone
-        self._end()
+        try:
+            while not over:
+                for fd, _ in self._poll.poll():
+                    if fd in self._children:
+                        over |= self._reap(fd)
+                    elif fd == self._engine_end.fileno():
+                        over |= self._serve_engine()
+                    else:
+                        over = True  # the trainer closed, or is gone
+        finally:
+            self._end()
 
     def _reap(self, pidfd: int) -> bool:
         """Takes a dead child's status; returns whether it was the engine."""

@@ -9,10 +9,12 @@ import msgspec
 from zephon.ipc.ring import LEAST_CAPACITY, ring_bytes
 from zephon.ipc.segment import Segment
 from zephon.ipc.wake import Wake
+from zephon.limits import memory_left
 from zephon.runners.process import Wiring
 
 TASK_CAPACITY = 1 << 18
 MOST_RING_MEMORY = 128 << 20  # reserving pages costs 0.4 s a GiB
+PARTS_OF_MEMORY = 4  # rings take at most one of so many parts of what the container's memory limit leaves
 MOST_AREA_MEMORY = 64 << 20  # for large results, of all workers; reserved only as far as it is used
 RINGS_IN_AREA = 4  # an area is at most this many times as large as a ring
 WAKES = 4  # of one worker, in the order of the fields of `Wiring`
@@ -37,11 +39,13 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 def lay_out(workers: Sequence[int], wanted_ring_bytes: int) -> Layout:
-    """The rings of all stages, in one segment a stage. Rings shrink where many workers would need too much memory.
+    """The rings of all stages, in one segment a stage. They shrink where there are many workers, or little memory.
 
     Behind the rings lies an area for each worker, which takes no memory until large results need it.
     """
-    most = MOST_RING_MEMORY // max(1, sum(workers)) - TASK_CAPACITY
+    left = memory_left()
+    memory = MOST_RING_MEMORY if left is None else min(MOST_RING_MEMORY, max(0, left) // PARTS_OF_MEMORY)
+    most = memory // max(1, sum(workers)) - TASK_CAPACITY
     capacity = max(LEAST_CAPACITY, min(wanted_ring_bytes, most)) // 4096 * 4096
     area = min(RINGS_IN_AREA * capacity, MOST_AREA_MEMORY // max(1, sum(workers)) // 4096 * 4096)
     size = Wiring.size(TASK_CAPACITY, capacity)

@@ -13,7 +13,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from zephon.errors import WorkerError, describe
+from zephon.errors import WorkerError, ZephonError, describe
+from zephon.limits import limit_error
 
 if TYPE_CHECKING:
     from zephon.runners.orders import Orders
@@ -39,8 +40,11 @@ class Launcher:
     """
 
     def __init__(self, module: str) -> None:
-        self._control, control = socket.socketpair()
-        self.engine, engine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._control, control = socket.socketpair()
+            self.engine, engine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise _not_started(error) from error
         path = [*(entry for entry in sys.path if isinstance(entry, str)), _ROOT]
         code = _CODE.format(path=path, control=control.fileno(), engine=engine.fileno(), pid=os.getpid(), module=module)
         try:
@@ -107,8 +111,9 @@ class Launcher:
             os.close(pidfd)
 
 
-def _not_started(error: OSError) -> WorkerError:
-    return WorkerError(f"the launcher ({sys.executable}) did not start: {describe(error)}")
+def _not_started(error: OSError) -> ZephonError:
+    known = limit_error(error, f"the start of the launcher ({sys.executable})")
+    return known or WorkerError(f"the launcher ({sys.executable}) did not start: {describe(error)}")
 
 
 def _environment() -> dict[str, str]:

@@ -7,6 +7,7 @@ is the records of all slices as one set of columns, and for every slice how many
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
@@ -16,9 +17,9 @@ import numpy as np
 from zephon.errors import ZephonError
 from zephon.flow.task import Out, Slice, Task
 from zephon.ipc.codec import dump
-from zephon.ipc.columns import make_columns
+from zephon.ipc.columns import Array, make_columns
 from zephon.ipc.message import describe_columns, read_message, rebuild_columns, write_message
-from zephon.record import Block, Handle, Lineage, Origin, Pointers, first_origin, join, record_of, start_of
+from zephon.record import Block, Handle, Lineage, Origin, Pointers, Record, first_origin, join, record_of, start_of
 
 
 class KnownLineage(Lineage):
@@ -90,19 +91,27 @@ def _pointer_slices(shape: list[list[int]], buffers: Iterator[Any]) -> list[Slic
     return slices
 
 
-Blame = Callable[[int, int, Exception], ZephonError]
-"""(slice, index in it, what pickling raised) -> the error that names the record."""
+Blame = Callable[[int, int, Exception | int], ZephonError]
+"""(slice, index in it, what pickling raised or the record's bytes) -> the error that names the record."""
 
 
-def write_result(outs: list[Out], seconds: dict[str, float], blame: Blame) -> list[Any]:
-    """The message of a result, as parts. A record that cannot be sent becomes the failure of its slice."""
+def write_result(
+    outs: list[Out], seconds: dict[str, float], blame: Blame, max_record_bytes: int = sys.maxsize
+) -> list[Any]:
+    """The message of a result, as parts. A record that cannot be sent becomes the failure of its slice.
+
+    So does one of more than `max_record_bytes` when encoded. Where all of them together are smaller, none is looked at.
+    """
     try:
-        columns = make_columns([record for out in outs for record in out.records])
+        description, buffers = describe_columns(make_columns([record for out in outs for record in out.records]))
+        fits = sum(map(_size, buffers)) <= max_record_bytes
     except Exception:
+        fits = False
+    if not fits:
+        description, buffers = [], []  # what was encoded need not stay in memory while it is encoded again
         for number, out in enumerate(outs):
-            _cut_unsendable(number, out, blame)
-        columns = make_columns([record for out in outs for record in out.records])
-    description, buffers = describe_columns(columns)
+            _cut_unsendable(number, out, blame, max_record_bytes)
+        description, buffers = describe_columns(make_columns([record for out in outs for record in out.records]))
     shape, extra = [], []
     for out in outs:
         whole = isinstance(out.index, range)
@@ -117,13 +126,25 @@ def write_result(outs: list[Out], seconds: dict[str, float], blame: Blame) -> li
     return write_message(["result", description, shape, extra, seconds], buffers)
 
 
-def _cut_unsendable(number: int, out: Out, blame: Blame) -> None:
+def _size(buffer: Array | list[Array]) -> int:
+    return sum(array.nbytes for array in buffer) if isinstance(buffer, list) else buffer.nbytes
+
+
+def _problem(record: Record, max_record_bytes: int) -> Exception | int | None:
+    """Why a record cannot be sent: what encoding raises, or its size; None where it can."""
+    try:
+        size = sum(map(_size, describe_columns(make_columns([record]))[1]))
+    except Exception as error:
+        return error
+    return size if size > max_record_bytes else None
+
+
+def _cut_unsendable(number: int, out: Out, blame: Blame, max_record_bytes: int) -> None:
     """Ends a slice before its first record that cannot be sent to another process."""
     for i, record in enumerate(out.records):
-        try:
-            make_columns([record])
-        except Exception as error:
-            out.failure = (out.index[i], blame(number, out.index[i], error))
+        problem = _problem(record, max_record_bytes)
+        if problem is not None:
+            out.failure = (out.index[i], blame(number, out.index[i], problem))
             out.index = [out.index[j] for j in range(i)]
             out.records = out.records[:i]
             out.path = out.path[:i] if out.path else None

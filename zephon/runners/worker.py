@@ -39,8 +39,8 @@ def serve(work: StageWork, tasks: Receiver, results: Sender) -> NoReturn:
                     results.area.occupy(held)
                 results.area.give_back(freed)
             outs, seconds = work.run(task)
-            blame = lambda number, index, error, task=task: work.unsendable(task, number, index, error)  # noqa: E731
-            results.send_waiting(write_result(outs, seconds, blame), alive)
+            blame = lambda number, index, problem, task=task: work.refuse(task, number, index, problem)  # noqa: E731
+            results.send_waiting(write_result(outs, seconds, blame, work.max_record_bytes), alive)
     except BaseException as error:
         known = error if isinstance(error, ZephonError) else InternalError(f"in a worker: {describe(error)}")
         known.__cause__ = error if known is not error else error.__cause__
