@@ -356,7 +356,7 @@ def test_what_a_death_changes_is_found(tmp_path: Path, monkeypatch: pytest.Monke
     """Sound in every other check: only a worker too many shows itself."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    checks = verify(pipelines.with_crowded(), topologies=[1], runners=["process"], deaths=True, batches=60)
+    checks = verify(pipelines.with_crowded(), topologies=[1], runners=["process"], deaths=True, batches=160)
     assert {check.check for check in checks if not check.ok} == {DEATHS}
     found = first_difference(checks)
     assert (found.what, found.field) == ("digest", "many")
