@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from zephon.errors import Closed, InternalError
 from zephon.flow.tail import Tail
 from zephon.runners import inline, threads
 from zephon.runners.base import MakePool, check_process
+
+log = logging.getLogger("zephon")
 
 
 class Driver(Protocol):
@@ -67,6 +70,7 @@ class ThreadDriver:
         self.engine = Engine(job, make_pool, threads.INTERRUPTS, self._wake.set)
         self.tail, self.read_metrics = self.engine.tail, self.engine.read_metrics
         self.tail.on_first = self._announce
+        self._watch = threads.ThreadWatch(self.engine.pools, job.stall_warn_s, log.warning)
         self._thread = threading.Thread(target=self._serve, name="zephon-engine", daemon=True)
         try:
             self._thread.start()
@@ -80,7 +84,8 @@ class ThreadDriver:
             while not self._closed:
                 self._wake.clear()
                 if not self.engine.pump():
-                    self._wake.wait()
+                    self._wake.wait(self._watch.period_s)
+                self._watch.look()
         except BaseException as error:
             with self._ready:
                 self._error = error

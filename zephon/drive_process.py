@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import select
 import signal
@@ -34,6 +35,8 @@ from zephon.runners.base import check_process
 from zephon.runners.execute import StageWork
 from zephon.runners.orders import Orders
 from zephon.runners.spawn import Launcher
+
+log = logging.getLogger("zephon")
 
 SPARE_SLOTS = 3  # one that the trainer works on, one on the way, one that is being written
 METRICS_TIMEOUT_S = 0.3
@@ -108,6 +111,8 @@ class ProcessDriver:
                 self._receive_item(item, fds)
         elif kind == b"M":
             self._metrics = _decode(what)
+        elif kind == b"W":
+            log.warning("%s", _decode(what))
         elif kind == b"X":
             raise read_error(_decode(what)[0], fds)
         elif self._closed:

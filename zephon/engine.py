@@ -68,6 +68,8 @@ class Job(msgspec.Struct, frozen=True):
     prefetch_batches: int
     ring_bytes: int = 0
     max_worker_retries: int = 0
+    stall_warn_s: float | None = None
+    stall_timeout_s: float | None = None
     slots: int = 0
     """Batch slots at least, where the engine is a process of its own."""
     most_slots: int = 0

@@ -2,9 +2,9 @@
 
 Messages to the trainer (a socket that keeps their bounds): `I` the next items of the tail, each one or more batches in
 a slot ("B"; the descriptor of a new slot comes along), a lane's end ("E") or the error that ends a lane ("F"); `X` the
-error that ends everything; `M` metrics. From the trainer: `f` slots are free, `m` metrics are wanted. A slot and a
-wake-up cost more than copying a small batch, so small batches that are ready together share a slot, and all that is
-ready travels in one message.
+error that ends everything; `M` metrics; `W` a warning for the user. From the trainer: `f` slots are free, `m` metrics
+are wanted. A slot and a wake-up cost more than copying a small batch, so small batches that are ready together share a
+slot, and all that is ready travels in one message.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from zephon.lineage import origins_in
 from zephon.ops.batch import collate, stacking_of
 from zephon.runners import threads
 from zephon.runners.execute import StageWork
+from zephon.runners.guard import Guard
 from zephon.runners.process import ProcessPool, Wiring
 
 try:  # here, and not in `serve`: the launcher imports this module while it waits
@@ -63,6 +64,7 @@ class _Server:
         self._trainer, self._launcher = trainer, launcher
         self._arena = Arena(job.slots, job.most_slots)
         self._pools: list[ProcessPool] = []
+        self._guards: list[Guard] = []
         self._woken = asyncio.Event()
         self._over = False
         self._error: BaseException | None = None
@@ -74,10 +76,11 @@ class _Server:
         def make_pool(work: StageWork, workers: int, notify: Callable[[], None]) -> ProcessPool:
             stage = len(self._pools)
 
-            def fork(index: int) -> None:
-                launcher.send(_encode([stage, index]))
+            def ask(index: int, signal: int = 0) -> None:
+                launcher.send(_encode([stage, index, signal]))
 
-            self._pools.append(ProcessPool(work, next(stages), fork, job.max_worker_retries))
+            self._pools.append(ProcessPool(work, next(stages), ask, job.max_worker_retries))
+            self._guards.append(Guard(self._pools[-1], job.stall_warn_s, job.stall_timeout_s, ask, self._warn))
             return self._pools[-1]
 
         self._engine = Engine(job, make_pool, threads.INTERRUPTS, self._woken.set, build=False)
@@ -91,6 +94,7 @@ class _Server:
         for pool in self._pools:
             for fd, note in pool.wakes().items():
                 loop.add_reader(fd, self._called, note)
+        self._watch()
         while not self._over:
             if self._error is not None:
                 raise self._error
@@ -119,6 +123,16 @@ class _Server:
         except BaseException as error:
             self._error = error
         self._woken.set()
+
+    def _watch(self) -> None:
+        """Looks at the workers, now and then."""
+        loop = asyncio.get_running_loop()
+        for guard in self._guards:
+            guard.look(loop.time())
+        loop.call_later(min(guard.period_s for guard in self._guards), self._called, self._watch)
+
+    def _warn(self, text: str) -> None:
+        self._send(b"W" + _encode(text), [])
 
     def _from_trainer(self) -> None:
         """Slots that came back; the end of everything when the trainer closed."""

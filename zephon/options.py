@@ -62,6 +62,17 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The largest record, encoded, that may cross between processes (runner "process"); beyond it: an error."""
     max_worker_retries: int = 3
     """How often one record, alone, may kill its worker before it is an error that names it."""
+    stall_warn_s: float | None = 60.0
+    """Seconds on one record, or in one read, after which a warning says which operator and record, with the stack.
+
+    Said again each time that it took twice as long. None: never. Not for runner "inline", where nobody is left to look.
+    """
+    stall_timeout_s: float | None = None
+    """Seconds on one record, or in one read, after which its worker is killed and replaced (runner "process").
+
+    None: never. It must be more than the slowest good record takes: one that is over it, alone, `max_worker_retries`
+    times is an error that names it.
+    """
     output: Literal["numpy", "torch"] = "numpy"
     """What the array fields of a batch are."""
 
@@ -91,7 +102,7 @@ _GROUPS: dict[str, type[msgspec.Struct]] = {
     "execution": ExecutionOptions,
 }
 _GROUP_OF = {field: group for group, kind in _GROUPS.items() for field in kind.__struct_fields__}
-_LEAST = {
+_LEAST: dict[str, float] = {
     "canonical_replicas": 1,
     "cycles_per_step": 1,
     "flush_every_k_chunks": 0,
@@ -105,6 +116,8 @@ _LEAST = {
     "ring_bytes": 4096,
     "max_record_bytes": 1,
     "max_worker_retries": 1,
+    "stall_warn_s": 0.1,
+    "stall_timeout_s": 0.1,
 }
 
 
@@ -149,6 +162,6 @@ def _checked(group: str, name: str, value: Any) -> Any:
     least = _LEAST.get(name)
     numbers = value.values() if isinstance(value, dict) else [value]
     for number in numbers:
-        if least is not None and isinstance(number, int) and number < least:
+        if least is not None and isinstance(number, (int, float)) and not number >= least:  # a nan is not
             raise ConfigError(f"option {name}={value!r}: it must be at least {least}")
     return value

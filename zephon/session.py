@@ -190,6 +190,8 @@ class Session:
             ring_bytes=execution.ring_bytes,
             max_worker_retries=execution.max_worker_retries,
             max_record_bytes=execution.max_record_bytes,
+            stall_warn_s=execution.stall_warn_s,
+            stall_timeout_s=execution.stall_timeout_s,
         )
         if execution.runner is None and DEFAULT_RUNNER == "threads":
             log.warning("runner='threads': the process runner, which is faster, needs Linux")

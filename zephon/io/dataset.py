@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Final, Literal
 
@@ -149,12 +149,13 @@ class Dataset:
         at = np.searchsorted(self._excluded, wanted)
         return np.equal(self._excluded[np.minimum(at, len(self._excluded) - 1)], wanted)
 
-    def read(self, rows: ArrayLike) -> list[Record | DataError]:
+    def read(self, rows: ArrayLike, on: Callable[[int], None] | None = None) -> list[Record | DataError]:
         """The records of `rows` (int64 [n], any order, repeats allowed), in that order, each a fresh object.
 
         A row that cannot be read is a DataError in its place, with the original exception as `__cause__`, and the
         others are unaffected. It is a ShardError where its whole shard cannot be read; that is never to be skipped.
-        Raises ConfigError for a row that does not exist.
+        Raises ConfigError for a row that does not exist. Before each shard is read, `on` is called with the number in
+        `rows` of the first row that is wanted of it.
         """
         wanted = np.asarray(rows, np.int64)
         if not len(wanted):
@@ -166,6 +167,8 @@ class Dataset:
         cuts = [0, *(np.flatnonzero(shards[1:] != shards[:-1]) + 1).tolist(), len(wanted)]
         records: list[Record | DataError] = []
         for start, stop in pairwise(cuts):
+            if on is not None:
+                on(int(order[start]))
             shard = int(shards[start])
             records += self._read_shard(shard, ascending[start:stop] - self._start(shard))
         places = order.tolist()

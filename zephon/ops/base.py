@@ -67,17 +67,24 @@ class Items(Protocol):
         """That record in words: lane, dataset, shard, row."""
 
 
+At = memoryview | list[int]
+"""One cell, [0]: the number of the handed-in record that is worked on. Someone else may read it at any time."""
+
+
 class Rows:
     """The records of one task on their way through the operators of a stage.
 
     `records`, `index` and `path` run in parallel: the record, the number of the handed-in record that it came from
     (never falling), and its child path since then. `drops` holds (index, reason, amount); `failures` holds
-    (index, path, error). What follows a failure in its lane is not delivered.
+    (index, path, error). What follows a failure in its lane is not delivered. An operator that works record by record
+    writes the number of each to `at[0]`, so that a stall can be told with its record.
     """
 
-    __slots__ = ("drops", "failures", "index", "interrupts", "items", "path", "records", "seed")
+    __slots__ = ("at", "drops", "failures", "index", "interrupts", "items", "path", "records", "seed")
 
-    def __init__(self, records: list[Record], items: Items, seed: int, interrupts: bool = False) -> None:
+    def __init__(
+        self, records: list[Record], items: Items, seed: int, interrupts: bool = False, at: At | None = None
+    ) -> None:
         self.records = records
         self.index: Sequence[int] = range(len(records))
         self.path: list[tuple[int, ...]] | None = None
@@ -86,6 +93,7 @@ class Rows:
         self.items = items
         self.seed = seed
         self.interrupts = interrupts
+        self.at: At = [0] if at is None else at
 
     def let_through(self, error: BaseException) -> None:
         """Raises what user code may not swallow."""
@@ -174,7 +182,8 @@ class Operator(Node):
         name = self.name or self.method
         keyed = wants_rng(self.process)
         children = Children(rows, name, self.max_children)
-        for i, record in enumerate(rows.records):
+        for i, (number, record) in enumerate(zip(rows.index, rows.records, strict=True)):
+            rows.at[0] = number
             try:
                 made = self.process(record, rng=rows.rng(i, name)) if keyed else self.process(record)  # type: ignore[call-arg]
                 children.add(i, made)

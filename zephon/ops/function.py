@@ -43,8 +43,9 @@ class FunctionOperator(Operator):
 
     def results(self, rows: Rows) -> Iterator[tuple[int, Any]]:
         """(position, result) of every record on which the function did not raise."""
-        fn, name, keyed = self.fn, self.name or self.method, self._keyed
-        for i, record in enumerate(rows.records):
+        fn, name, keyed, at = self.fn, self.name or self.method, self._keyed, rows.at
+        for i, (number, record) in enumerate(zip(rows.index, rows.records, strict=True)):
+            at[0] = number
             try:
                 made = fn(record, rng=rows.rng(i, name)) if keyed else fn(record)
             except BaseException as error:

@@ -143,7 +143,8 @@ class Tokenize(Operator):
                 ]
             except Exception:  # one of the texts is refused: below it is found
                 encoded.clear()
-        for i, text in enumerate(texts):
+        for i, (number, text) in enumerate(zip(rows.index, texts, strict=True)):
+            rows.at[0] = number
             try:
                 encoded[i] = text if isinstance(text, BaseException) else self._encode(text)
             except BaseException as error:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zephon.errors import DataError, ZephonError, describe, operator_error
 from zephon.flow.task import Out, Slice, Task
 from zephon.io.dataset import Dataset
 from zephon.io.formats import ShardError
-from zephon.ops.base import Operator, Rows, as_zephon_error, let_through
+from zephon.ops.base import At, Operator, Rows, as_zephon_error, let_through
 from zephon.plan.graph import StagePlan
 from zephon.record import Group, Handle, Origin, Pointers, Record, first_origin, join, record_of, start_of
+from zephon.runners.whereabouts import FETCH, LENGTHS, OPERATORS, RESULT, Spot, Whereabouts
 
 
 class StageWork:
@@ -35,9 +37,10 @@ class StageWork:
         self.max_record_bytes = max_record_bytes
         """Of one record that crosses to another process."""
 
-    def setup(self) -> None:
+    def setup(self, where: Whereabouts) -> None:
         """Prepares every operator, once in each worker."""
-        for operator in self._plan.operators:
+        for number, operator in enumerate(self._plan.operators):
+            where.enter(OPERATORS + number)
             try:
                 operator.setup()
             except ZephonError:
@@ -51,16 +54,19 @@ class StageWork:
         for operator in self._plan.operators:
             operator.share()
 
-    def run(self, task: Task) -> tuple[list[Out], dict[str, float]]:
-        """One Out a slice, and the seconds that each kind of work took."""
+    def run(self, task: Task, where: Whereabouts) -> tuple[list[Out], dict[str, float]]:
+        """One Out a slice, and the seconds that each kind of work took. `where` tells what it is on meanwhile."""
         clock = _Clock()
         who = _Who(task, self._datasets)
-        rows = Rows([], who, self._seed, self._interrupts)
+        rows = Rows([], who, self._seed, self._interrupts, where.record)
+        where.enter(FETCH)
         self._load(task, rows)
         clock.lap("fetch")
-        for operator in self._plan.operators:
+        for number, operator in enumerate(self._plan.operators):
+            where.enter(OPERATORS + number)
             operator.run(rows)
             clock.lap(operator.name or operator.method)
+        where.enter(LENGTHS)
         lengths = self._measure(rows)
         if (reads := self._plan.reads) is not None:
             rows.records = [{name: record[name] for name in reads if name in record} for record in rows.records]
@@ -84,6 +90,25 @@ class StageWork:
         dataset, row = who.origin(0)[0][:2]
         return who.where(0), self._datasets[dataset].locate(row)
 
+    def describe(self, spot: Spot, slices: Sequence[Slice]) -> str:
+        """What a worker that works on `slices` is on, in words."""
+        if not spot.task:
+            return f"operator '{self.names[spot.step - OPERATORS]}' has been in setup(), before any record,"
+        measured = self._plan.measure
+        whose = {
+            FETCH: "fetch",
+            LENGTHS: f"operator '{measured.name or measured.method}' (lengths)" if measured else "",
+        }
+        whose[RESULT] = f"packing the results of '{' -> '.join(self.names) or 'fetch'}'"
+        name = whose.get(spot.step) or f"operator '{self.names[spot.step - OPERATORS]}'"
+        total = sum(map(len, slices))
+        if not total:
+            return f"{name} has been running"
+        who = _Who(Task(0, list(slices)), self._datasets)
+        if spot.record < total:
+            return f"{name} has been on {who.where(spot.record)}"
+        return f"{name} has been on {total:,} records at once, the first of them {who.where(0)},"
+
     def refuse(self, task: Task, number: int, index: int, problem: Exception | int) -> ZephonError:
         """The error of a record that cannot cross to another process: what pickling raised, or its size."""
         where = _Who(task, self._datasets).where(sum(map(len, task.slices[:number])) + index)
@@ -103,10 +128,12 @@ class StageWork:
         pointers = [piece.items for piece in task.slices if isinstance(piece.items, Pointers)]
         loaded: list[Record | ZephonError | None]
         if pointers:
-            loaded = self._fetch(join(pointers))
+            loaded = self._fetch(join(pointers), rows.at)
         else:
-            handles = (handle for piece in task.slices for handle in cast("list[Handle]", piece.items))
-            loaded = [self._build(handle) for handle in handles]
+            loaded = []
+            for handle in (handle for piece in task.slices for handle in cast("list[Handle]", piece.items)):
+                rows.at[0] = len(loaded)
+                loaded.append(self._build(handle))
         rows.index, rows.records = range(len(loaded)), loaded  # type: ignore[assignment]
         if set(map(type, loaded)) == {dict}:
             return
@@ -137,11 +164,11 @@ class StageWork:
         else:
             rows.failures.append((i, (), problem))
 
-    def _fetch(self, pointers: Pointers) -> list[Record | ZephonError | None]:
+    def _fetch(self, pointers: Pointers, at: At) -> list[Record | ZephonError | None]:
         """The records of pointers; None for an excluded row. A task's rows of one dataset are read together."""
         first = self._datasets[int(pointers.dataset[0])]
         if (pointers.dataset == pointers.dataset[0]).all() and not first.is_excluded(pointers.row).any():
-            return first.read(pointers.row)  # type: ignore[return-value]
+            return first.read(pointers.row, _noting(at, None))  # type: ignore[return-value]
         found: list[Record | ZephonError | None] = [None] * len(pointers)
         for number, dataset in enumerate(self._datasets):
             positions = np.flatnonzero(pointers.dataset == number)
@@ -149,7 +176,8 @@ class StageWork:
                 continue
             rows = pointers.row[positions]
             positions = positions[~dataset.is_excluded(rows)]
-            for position, record in zip(positions.tolist(), dataset.read(pointers.row[positions]), strict=True):
+            read = dataset.read(pointers.row[positions], _noting(at, positions))
+            for position, record in zip(positions.tolist(), read, strict=True):
                 found[position] = record
         return found
 
@@ -159,7 +187,8 @@ class StageWork:
         if plan is None:
             return None
         lengths, kept = [], []
-        for i, record in enumerate(rows.records):
+        for i, (number, record) in enumerate(zip(rows.index, rows.records, strict=True)):
+            rows.at[0] = number
             try:
                 lengths.append(plan.measure(record))
                 kept.append(i)
@@ -168,6 +197,15 @@ class StageWork:
                 rows.fail(i, error, plan.name or plan.method, "raise")
         rows.keep(kept)
         return lengths
+
+
+def _noting(at: At, positions: NDArray[np.int64] | None) -> Callable[[int], None]:
+    """Notes in `at` which record is read next, given its number among those read: the record at that position."""
+
+    def note(number: int) -> None:
+        at[0] = number if positions is None else int(positions[number])
+
+    return note
 
 
 class _Clock:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from zephon.flow.task import Out, Task
 from zephon.runners.base import Meter
 from zephon.runners.execute import StageWork
+from zephon.runners.whereabouts import Whereabouts
 
 INTERRUPTS = True  # on the main thread a Ctrl-C cannot be told from a KeyboardInterrupt that user code raises
 
@@ -19,7 +20,8 @@ class InlinePool:
         self._work = work
         self._tasks: deque[Task] = deque()
         self.meter = Meter()
-        work.setup()
+        self._where = Whereabouts()  # nobody looks: who could tell runs the work
+        work.setup(self._where)
 
     def has_room(self) -> bool:
         return not self._tasks
@@ -31,7 +33,7 @@ class InlinePool:
         if not self._tasks:
             return None
         task = self._tasks.popleft()
-        outs, seconds = self._work.run(task)
+        outs, seconds = self._work.run(task, self._where)
         self.meter.add(seconds, task.num_records)
         return outs
 

@@ -211,13 +211,23 @@ class _Tree:
         return False
 
     def _serve_engine(self) -> bool:
-        """A request of the engine for a worker; returns whether the engine is gone."""
+        """A request of the engine, for a worker or for a signal to one; returns whether the engine is gone."""
         request = self._engine_end.recv(1 << 16)
         if not request:
             return True
-        stage, index = msgspec.msgpack.decode(request)
-        self._start(stage, index)
+        stage, index, number = msgspec.msgpack.decode(request)
+        if number:
+            self._signal(stage, index, number)
+        else:
+            self._start(stage, index)
         return False
+
+    def _signal(self, stage: int, index: int, number: int) -> None:
+        """Sends a signal to a worker, unless it died: the engine hears of that, and orders a new one, behind this."""
+        for pidfd, (_, *who) in self._children.items():
+            if who == [stage, index]:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, number)
 
     def _end(self) -> None:
         for pid, _, _ in self._children.values():

@@ -6,7 +6,8 @@ buffer. A task goes to the worker with the fewest unfinished ones.
 
 A worker that dies is replaced on the same rings, emptied: a dead process writes no more, and what it had published was
 taken first. Exactly its unfinished pieces of work go to the replacement. A piece that was being worked on when the
-worker died is a suspect: it is halved, until one record alone has killed its worker `max_retries` times.
+worker died is a suspect: it is cut, around the record that the worker was on where that is known and else in halves,
+until one record alone has killed its worker `max_retries` times.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -28,6 +30,8 @@ from zephon.plan.limits import TASKS_PER_WORKER
 from zephon.record import Pointers, Record
 from zephon.runners.base import Meter
 from zephon.runners.execute import StageWork
+from zephon.runners.watchdog import Stall
+from zephon.runners.whereabouts import CELLS_BYTES, Spot, Whereabouts
 from zephon.runners.wire import read_report, write_task
 
 MOST_FAILED_STARTS = 10  # in a row: someone kills at random, or setup() does
@@ -48,11 +52,15 @@ class Wiring(msgspec.Struct, frozen=True):
     """For large results; see `ipc/area.py`."""
     area_file: tuple[int, int]
     """(descriptor, offset) of the area."""
+    cells: memoryview
+    """Where the worker stands; see `whereabouts.py`."""
+    stack_file: int
+    """The descriptor that it writes its stack to when asked; see `stacks.py`."""
 
     @staticmethod
     def size(task_capacity: int, result_capacity: int) -> int:
         """Reserved shared memory of one worker."""
-        return ring_bytes(task_capacity) + ring_bytes(result_capacity)
+        return ring_bytes(task_capacity) + ring_bytes(result_capacity) + CELLS_BYTES
 
     def reset(self) -> None:
         """Empties the rings and takes back every wake-up. Only while there is no worker on them."""
@@ -60,6 +68,7 @@ class Wiring(msgspec.Struct, frozen=True):
             wake.take()
         Ring(self.tasks, self.task_capacity).reset()
         Ring(self.results, self.result_capacity).reset()
+        Whereabouts(self.cells).reset()
 
     def engine_ends(self) -> tuple[Sender, Receiver]:
         """(tasks, results) for the engine. The worker may be there already."""
@@ -68,8 +77,8 @@ class Wiring(msgspec.Struct, frozen=True):
             Receiver(Ring(self.results, self.result_capacity), self.result_data, self.result_credit),
         )
 
-    def worker_ends(self) -> tuple[Receiver, Sender]:
-        """(tasks, results) for the worker."""
+    def worker_ends(self) -> tuple[Receiver, Sender, Whereabouts, int]:
+        """(tasks, results, where it stands, its stack file) for the worker."""
         return (
             Receiver(Ring(self.tasks, self.task_capacity), self.task_data, self.task_credit),
             Sender(
@@ -78,6 +87,8 @@ class Wiring(msgspec.Struct, frozen=True):
                 self.result_credit,
                 Area(self.area, *self.area_file),
             ),
+            Whereabouts(self.cells),
+            self.stack_file,
         )
 
 
@@ -97,18 +108,21 @@ class _Piece:
     def num_records(self) -> int:
         return sum(map(len, self.slices))
 
-    def halves(self) -> list[_Piece]:
-        """The piece cut in the middle of its records."""
-        first, second = _Piece([], []), _Piece([], [])
-        left = self.num_records // 2
-        for piece, (number, start) in zip(self.slices, self.starts, strict=True):
-            cut = min(left, len(piece))
-            left -= cut
-            for half, a, b in ((first, 0, cut), (second, cut, len(piece))):
-                if b > a:
-                    half.slices.append(_sub_slice(piece, a, b))
-                    half.starts.append((number, start + a))
-        return [first, second]
+    def cut(self, record: int | None) -> list[_Piece]:
+        """What comes before a record, it alone, and what comes behind it; two halves where there is None."""
+        total = self.num_records
+        bounds = {total // 2} if record is None else {record, record + 1}
+        return [self._part(start, stop) for start, stop in pairwise(sorted({0, *bounds, total}))]
+
+    def _part(self, start: int, stop: int) -> _Piece:
+        part, at = _Piece([], []), 0
+        for piece, (number, before) in zip(self.slices, self.starts, strict=True):
+            a, b = max(start - at, 0), min(stop - at, len(piece))
+            if b > a:
+                part.slices.append(_sub_slice(piece, a, b))
+                part.starts.append((number, before + a))
+            at += len(piece)
+        return part
 
 
 def _sub_slice(piece: Slice, start: int, stop: int) -> Slice:
@@ -171,6 +185,10 @@ class _Worker:
         self.results.area = self.area
         self._held = self.area.held()  # of a worker before this one, to be told with the first task
         self.assigned: deque[_Piece] = deque()
+        self.where = Whereabouts(wiring.cells)
+        self.collected = 0
+        self.stall: Stall | None = None
+        """Why it is ended, if it is."""
         self.ready = False
         self.dead = False
 
@@ -178,6 +196,11 @@ class _Worker:
         self.assigned.append(piece)
         self.tasks.send(write_task(0, piece.slices, self.area.take_freed(), self._held))
         self._held = []
+
+    def piece_at(self, spot: Spot) -> _Piece | None:
+        """What it works on; None in setup."""
+        number = spot.task - 1 - self.collected
+        return self.assigned[number] if 0 <= number < len(self.assigned) else None
 
 
 class ProcessPool:
@@ -230,6 +253,7 @@ class ProcessPool:
             self._failed_starts = 0
             return True
         piece = worker.assigned.popleft()
+        worker.collected += 1
         piece.outs, seconds = result
         self.meter.add(seconds, piece.num_records, len(message))
         return True
@@ -247,36 +271,65 @@ class ProcessPool:
             if self._failed_starts >= MOST_FAILED_STARTS + 2 * len(self._workers):  # all may be killed at once
                 raise WorkerError(
                     f"{self._failed_starts} workers in a row died while they started, in the setup of "
-                    f"'{' -> '.join(self._work.names)}': {_how(status)}; mend that setup, or use "
+                    f"'{' -> '.join(self._work.names)}': {_how(status, worker.stall)}; mend that setup, or use "
                     "runner='threads' to see it"
                 )
         elif worker.assigned:
             self._suspect(worker, status)
 
     def _suspect(self, worker: _Worker, status: int) -> None:
-        """The first unfinished piece was being worked on: halve it, or count against its only record."""
+        """The first unfinished piece was being worked on: cut it, or count against its only record."""
         piece = worker.assigned[0]
         if piece.num_records > 1:
             job = next(job for job in self._jobs if piece in job.pieces)
-            halves = piece.halves()
+            parts = piece.cut(self._last_record(worker, piece))
             at = job.pieces.index(piece)
-            job.pieces[at : at + 1] = halves
+            job.pieces[at : at + 1] = parts
             worker.assigned.popleft()
-            worker.assigned.extendleft(reversed(halves))
+            worker.assigned.extendleft(reversed(parts))
             return
         piece.kills += 1
         if piece.kills >= self._max_retries:
             worker.assigned.popleft()
-            piece.outs = [Out([], [], failure=(0, self._killer(piece, status)))]
+            piece.outs = [Out([], [], failure=(0, self._killer(piece, status, worker.stall)))]
 
-    def _killer(self, piece: _Piece, status: int) -> WorkerError:
+    @staticmethod
+    def _last_record(worker: _Worker, piece: _Piece) -> int | None:
+        """The number in `piece` of the record that a dead worker was on, where its cells tell."""
+        spot = worker.where.spot()
+        known = spot is not None and worker.piece_at(spot) is piece and spot.record < piece.num_records
+        return spot.record if spot is not None and known else None
+
+    def _killer(self, piece: _Piece, status: int, stall: Stall | None) -> WorkerError:
         where, exclude = self._work.blame(piece.slices[0])
         names = " -> ".join(self._work.names) or "fetch"
-        memory = " (out of memory? the kernel kills so)" if os_signal(status) == signal.SIGKILL else ""
+        killed = f"killed its worker {piece.kills} times, alone, in '{names}': {_how(status)}"
+        mend = "mend the operator"
+        if stall is not None:
+            killed = f"stalled its worker {piece.kills} times, alone, in '{names}': {_how(status, stall)}"
+            mend += ", raise stall_timeout_s"
+        elif os_signal(status) == signal.SIGKILL:
+            killed += " (out of memory? the kernel kills so)"
         return WorkerError(
-            f"the record at {where} killed its worker {piece.kills} times, alone, in '{names}': "
-            f"{_how(status)}{memory}; mend the operator, or leave the record out with Dataset(..., exclude=[{exclude}])"
+            f"the record at {where} {killed}; {mend}, or leave the record out with Dataset(..., exclude=[{exclude}])"
         )
+
+    def spots(self) -> list[Spot | None]:
+        """Where each worker stands; None where it waits, or is dead."""
+        return [None if worker.dead else worker.where.spot() for worker in self._workers]
+
+    def stack_file(self, index: int) -> int:
+        """The descriptor that a worker writes its stack to."""
+        return self._workers[index].wiring.stack_file
+
+    def describe(self, stall: Stall) -> str:
+        """Which worker stands where, in words."""
+        piece = self._workers[stall.index].piece_at(stall.spot)
+        return f"worker {stall.index}: {self._work.describe(stall.spot, piece.slices if piece else [])}"
+
+    def condemn(self, stall: Stall) -> None:
+        """Its worker is about to be killed for it."""
+        self._workers[stall.index].stall = stall
 
     def _replace(self, worker: _Worker) -> None:
         """A fresh process on the same rings gets exactly what is unfinished."""
@@ -308,7 +361,9 @@ def os_signal(status: int) -> int:
     return status & 0x7F
 
 
-def _how(status: int) -> str:
+def _how(status: int, stall: Stall | None = None) -> str:
+    if stall is not None:
+        return f"it stood still for {stall.seconds:,.1f} s (stall_timeout_s)"
     number = os_signal(status)
     if not number:
         return f"exit status {status >> 8}"

@@ -11,6 +11,8 @@ from zephon.ipc.segment import Segment
 from zephon.ipc.wake import Wake
 from zephon.limits import memory_left
 from zephon.runners.process import Wiring
+from zephon.runners.stacks import make_file
+from zephon.runners.whereabouts import CELLS_BYTES
 
 TASK_CAPACITY = 1 << 18
 MOST_RING_MEMORY = 128 << 20  # reserving pages costs 0.4 s a GiB
@@ -31,11 +33,14 @@ class Layout(msgspec.Struct, frozen=True):
     """(descriptor, bytes) of each stage."""
     wakes: list[list[list[int]]]
     """Four descriptors for each worker of each stage."""
+    stacks: list[list[int]]
+    """A descriptor for each worker of each stage."""
 
     def descriptors(self) -> Iterator[int]:
         """All of them."""
         yield from (fd for fd, _ in self.segments)
         yield from (fd for stage in self.wakes for worker in stage for fd in worker)
+        yield from (fd for stage in self.stacks for fd in stage)
 
 
 def lay_out(workers: Sequence[int], wanted_ring_bytes: int) -> Layout:
@@ -51,20 +56,22 @@ def lay_out(workers: Sequence[int], wanted_ring_bytes: int) -> Layout:
     size = Wiring.size(TASK_CAPACITY, capacity)
     segments = [Segment.create(size * count, unreserved=area * count) for count in workers]
     wakes = [[[Wake().fd for _ in range(WAKES)] for _ in range(count)] for count in workers]
-    return Layout(capacity, area, [(segment.fd, segment.size) for segment in segments], wakes)
+    stacks = [[make_file() for _ in range(count)] for count in workers]
+    return Layout(capacity, area, [(segment.fd, segment.size) for segment in segments], wakes, stacks)
 
 
 def wire(layout: Layout) -> list[list[Wiring]]:
     """The wirings of a layout, mapped in this process."""
     cut, size = ring_bytes(TASK_CAPACITY), Wiring.size(TASK_CAPACITY, layout.capacity)
     wirings = []
-    for (fd, whole), wakes in zip(layout.segments, layout.wakes, strict=True):
+    for (fd, whole), wakes, stacks in zip(layout.segments, layout.wakes, layout.stacks, strict=True):
         memory = memoryview(Segment(fd, whole).map)
         stage = []
         for index, fds in enumerate(wakes):
             own, at = memory[index * size : (index + 1) * size], whole - layout.area * (index + 1)
-            rings = (own[:cut], own[cut:], TASK_CAPACITY, layout.capacity)
+            rings = (own[:cut], own[cut:-CELLS_BYTES], TASK_CAPACITY, layout.capacity)
             one, two, three, four = map(Wake, fds)
-            stage.append(Wiring(*rings, one, two, three, four, memory[at : at + layout.area], (fd, at)))
+            area = (memory[at : at + layout.area], (fd, at))
+            stage.append(Wiring(*rings, one, two, three, four, *area, own[-CELLS_BYTES:], stacks[index]))
         wirings.append(stage)
     return wirings

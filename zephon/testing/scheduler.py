@@ -19,6 +19,7 @@ from zephon.flow.task import Out, Task
 from zephon.runners import inline
 from zephon.runners.base import Meter
 from zephon.runners.execute import StageWork
+from zephon.runners.whereabouts import Whereabouts
 
 Order = Literal["random", "first", "last"]
 """Which unfinished task completes next: any, the oldest, the youngest."""
@@ -42,7 +43,8 @@ class VirtualPool:
         self._tasks: deque[_Submitted] = deque()
         self.unfinished: list[_Submitted] = []
         self.meter = Meter()
-        work.setup()
+        self._where = Whereabouts()
+        work.setup(self._where)
 
     def has_room(self) -> bool:
         return len(self._tasks) < self._room
@@ -60,7 +62,7 @@ class VirtualPool:
     def complete(self, number: int) -> None:
         """Runs one of the unfinished tasks now."""
         submitted = self.unfinished.pop(number)
-        submitted.outs, _ = self._work.run(submitted.task)
+        submitted.outs, _ = self._work.run(submitted.task, self._where)
         self._notify()
 
     def close(self, timeout_s: float) -> None:

@@ -1,0 +1,45 @@
+"""The Python stack of a worker process, taken from outside, also while C code holds its interpreter.
+
+The worker lets faulthandler answer a signal by writing the stack to an unnamed file, in the signal handler itself. A
+file, not a pipe: a full pipe would stop the worker. The handler restarts system calls, runs no Python code, and dumps
+the main thread alone, as the frames of others may change meanwhile.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import os
+import signal
+
+MOST_BYTES = 16_384
+
+
+def signal_number() -> int:
+    """The signal that asks for a stack: a real-time one, which hardly any code uses for itself."""
+    return int(signal.SIGRTMAX) - 3
+
+
+def make_file() -> int:
+    """A descriptor for the stacks of one worker. Every write goes to the end."""
+    fd = os.memfd_create("zephon-stack", os.MFD_CLOEXEC)
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
+    return fd
+
+
+def listen(fd: int) -> None:
+    """From now on this process answers. Called by its main thread."""
+    faulthandler.register(signal_number(), file=fd, all_threads=False)
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, {signal_number()}
+    )  # the trainer may have blocked it, and all inherit that
+
+
+def clear(fd: int) -> None:
+    """Forgets what was written, before a stack is asked for."""
+    os.ftruncate(fd, 0)
+
+
+def read(fd: int) -> str:
+    """What was written so far."""
+    return os.pread(fd, MOST_BYTES, 0).decode("utf-8", "replace")

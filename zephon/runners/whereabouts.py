@@ -1,0 +1,57 @@
+"""What a worker is on, for whoever watches it: three cells that the worker writes and the watchdog reads.
+
+A worker writes one cell a record (an aligned store), and two more at each step of a task. The reader wants no order
+among them: it acts on cells that stood still for a long time.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+CELLS_BYTES = 64  # a cache line; three cells of 8 bytes are used
+IDLE, FETCH, LENGTHS, RESULT, OPERATORS = range(5)  # steps; operator k of the stage is OPERATORS + k
+WHOLE = 2**32 - 1  # for the record: all records of the task at once
+
+_TASK, _STEP, _RECORD = range(3)
+
+
+class Spot(msgspec.Struct, frozen=True):
+    """Where a busy worker stands."""
+
+    task: int
+    """The number of the task since the worker began, from 1; 0 in `setup`."""
+    step: int
+    """FETCH, LENGTHS, RESULT, or OPERATORS + the number of an operator."""
+    record: int
+    """The number of the record in the task, or WHOLE."""
+
+
+class Whereabouts:
+    """The cells of one worker. Only that worker calls `begin`, `enter` and `leave`, and writes to `record`."""
+
+    def __init__(self, memory: memoryview | None = None) -> None:
+        self._cells = (memory or memoryview(bytearray(CELLS_BYTES))).cast("Q")
+        self.record = self._cells[_RECORD : _RECORD + 1]
+        """One cell: which of the task's records is worked on. Written once a record, so it is bare."""
+
+    def begin(self) -> None:
+        """A further task."""
+        self._cells[_TASK] += 1
+
+    def enter(self, step: int) -> None:
+        """A step of the task begins, with all records until one is named."""
+        self._cells[_RECORD] = WHOLE
+        self._cells[_STEP] = step
+
+    def leave(self) -> None:
+        """Nothing is worked on: the worker waits for a task, or for room."""
+        self._cells[_STEP] = IDLE
+
+    def reset(self) -> None:
+        """The cells as for a new worker. Only while there is none."""
+        self._cells[_TASK] = self._cells[_STEP] = 0
+
+    def spot(self) -> Spot | None:
+        """Where the worker stands; None where it waits."""
+        step = self._cells[_STEP]
+        return Spot(self._cells[_TASK], step, self._cells[_RECORD]) if step else None
