@@ -49,6 +49,8 @@ WRONG: list[tuple[str, Any]] = [
     *[("task_records", value) for value in (0, True, 1.5)],
     *[("prefetch_batches", value) for value in (0, True, None)],
     *[("output", value) for value in ("jax", None, True)],
+    *[("stall_warn_s", value) for value in (0, -1.0, True, "60", float("nan"))],
+    *[("stall_timeout_s", value) for value in (0, 0.01, False, float("nan"), [1])],
 ]
 
 
@@ -73,6 +75,8 @@ RIGHT: dict[str, list[Any]] = {
     "task_records": [1, 10_000, None],
     "prefetch_batches": [1, 100],
     "output": ["numpy", "torch"],
+    "stall_warn_s": [0.1, 60, 1e9, None],
+    "stall_timeout_s": [0.1, 600, None],
 }
 
 

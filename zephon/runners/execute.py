@@ -19,7 +19,7 @@ from zephon.io.formats import ShardError
 from zephon.ops.base import At, Operator, Rows, as_zephon_error, let_through
 from zephon.plan.graph import StagePlan
 from zephon.record import Group, Handle, Origin, Pointers, Record, first_origin, join, record_of, start_of
-from zephon.runners.whereabouts import FETCH, LENGTHS, OPERATORS, RESULT, Spot, Whereabouts
+from zephon.runners.whereabouts import FETCH, LENGTHS, OPERATORS, Spot, Whereabouts
 
 
 class StageWork:
@@ -94,20 +94,24 @@ class StageWork:
         """What a worker that works on `slices` is on, in words."""
         if not spot.task:
             return f"operator '{self.names[spot.step - OPERATORS]}' has been in setup(), before any record,"
-        measured = self._plan.measure
-        whose = {
-            FETCH: "fetch",
-            LENGTHS: f"operator '{measured.name or measured.method}' (lengths)" if measured else "",
-        }
-        whose[RESULT] = f"packing the results of '{' -> '.join(self.names) or 'fetch'}'"
-        name = whose.get(spot.step) or f"operator '{self.names[spot.step - OPERATORS]}'"
-        total = sum(map(len, slices))
+        name, total = self._step(spot.step), sum(map(len, slices))
         if not total:
             return f"{name} has been running"
         who = _Who(Task(0, list(slices)), self._datasets)
         if spot.record < total:
             return f"{name} has been on {who.where(spot.record)}"
         return f"{name} has been on {total:,} records at once, the first of them {who.where(0)},"
+
+    def _step(self, step: int) -> str:
+        """A step in words."""
+        measure = self._plan.measure
+        if step == FETCH:
+            return "fetch"
+        if step == LENGTHS and measure is not None:
+            return f"operator '{measure.name or measure.method}', which measures,"
+        if step >= OPERATORS:
+            return f"operator '{self.names[step - OPERATORS]}'"
+        return f"putting together the results of '{' -> '.join(self.names) or 'fetch'}'"
 
     def refuse(self, task: Task, number: int, index: int, problem: Exception | int) -> ZephonError:
         """The error of a record that cannot cross to another process: what pickling raised, or its size."""

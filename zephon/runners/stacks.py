@@ -11,6 +11,7 @@ import faulthandler
 import fcntl
 import os
 import signal
+from itertools import takewhile
 
 MOST_BYTES = 16_384
 
@@ -30,9 +31,7 @@ def make_file() -> int:
 def listen(fd: int) -> None:
     """From now on this process answers. Called by its main thread."""
     faulthandler.register(signal_number(), file=fd, all_threads=False)
-    signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, {signal_number()}
-    )  # the trainer may have blocked it, and all inherit that
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal_number()})  # the trainer may block it: all inherit that
 
 
 def clear(fd: int) -> None:
@@ -41,5 +40,10 @@ def clear(fd: int) -> None:
 
 
 def read(fd: int) -> str:
-    """What was written so far."""
-    return os.pread(fd, MOST_BYTES, 0).decode("utf-8", "replace")
+    """What was written so far, the most recent call first, down to where the worker's own code begins."""
+    text = os.pread(fd, MOST_BYTES, 0).decode("utf-8", "replace")
+    return "".join(takewhile(lambda line: not _is_serve(line), text.splitlines(keepends=True)))
+
+
+def _is_serve(line: str) -> bool:
+    return "worker.py" in line and line.rstrip().endswith(" in serve")
