@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import signal
+import threading
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -11,18 +13,27 @@ _LONGEST_TEXT = 4_000  # characters of a user's message that travel with an erro
 _LONGEST_LINE = 500  # characters of one frame or message of a traceback that travels as a note
 _LONGEST_CHAIN = 16  # exceptions that travel: one, what caused it, what caused that, ...
 
-_Parts = tuple[type[BaseException], tuple[Any, ...], dict[str, Any]]
-"""Class, args and fields of an exception whose constructor must not be called again."""
+_HEAP_TYPE = 1 << 9  # CPython's flag of a class that is not built in
 
-_Links = Sequence[tuple[BaseException | _Parts, bool]]
-"""An exception and what it came from, one after the other; whether the next one was named as the cause (`from`)."""
+_Members = Sequence["_Links"]
+"""The exceptions of a group, each with what it came from."""
+
+_Parts = tuple[type[BaseException], tuple[Any, ...], dict[str, Any], "_Members | None"]
+"""Class, args, fields and members of an exception whose constructor must not be called again."""
+
+_Links = Sequence[tuple[bytes, str, bool]]
+"""An exception and what it came from, one after the other: pickled (itself, or its parts), its description, and whether
+the next one was named as the cause (`from`)."""
 
 
 class ZephonError(Exception):
     """Base of everything that Zephon raises. Survives pickling with its cause and notes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), self.args, _fields(self), _links(self.__cause__))
+        fields = _fields(self)
+        if notes := [*_notes(self), *_where_raised(self.__cause__)]:
+            fields["__notes__"] = notes
+        return _restore, (type(self), self.args, fields, None, _links(self.__cause__))
 
 
 class ConfigError(ZephonError, ValueError):
@@ -66,7 +77,7 @@ class OperatorError(ZephonError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         cause = self.__cause__
-        notes = [*getattr(self, "__notes__", ()), *_where_raised(cause)]
+        notes = [*_notes(self), *_where_raised(cause)]
         return _arrive, (self.args[0], self.operator, self.where, _links(cause), notes)
 
 
@@ -75,12 +86,21 @@ def describe(error: BaseException) -> str:
     try:
         text = str(error)
     except BaseException as broken:
-        if isinstance(broken, KeyboardInterrupt):
+        if is_ctrl_c(broken):
             raise
         text = f"<message unavailable: its __str__ raised {type(broken).__name__}>"
     if len(text) > _LONGEST_TEXT:
         text = f"{text[:_LONGEST_TEXT]}... ({len(text):,} characters)"
     return f"{type(error).__name__}: {text}"
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Whether it may be a real Ctrl-C: these come to main threads only, and our own processes ignore them."""
+    return (
+        isinstance(error, KeyboardInterrupt)
+        and threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    )
 
 
 def operator_error(original: BaseException, operator: str, where: str) -> OperatorError:
@@ -103,6 +123,17 @@ def _rebuild(
     return error
 
 
+def _set(error: BaseException, name: str, value: Any) -> None:
+    """Sets a field, also of a class that lets nobody write."""
+    object.__setattr__(error, name, value)
+
+
+def _notes(error: BaseException) -> list[str]:
+    """The notes of an exception as text, as Python would print them."""
+    notes = getattr(error, "__notes__", ())
+    return [n if isinstance(n, str) else _shown(n) for n in notes] if isinstance(notes, (list, tuple)) else []
+
+
 def _system_fields(cause: BaseException) -> list[tuple[str, Any]]:
     """What an OSError keeps outside its dictionary. None is left out: filename2 set to None is shown as a name."""
     names = ("errno", "filename", "filename2", "strerror")
@@ -120,7 +151,9 @@ def _where_raised(cause: BaseException | None) -> list[str]:
         found = traceback.TracebackException.from_exception(cause)
         found.__notes__ = None  # they travel with the cause itself
         lines = list(found.format())
-    except Exception:  # a __str__ that raises
+    except BaseException as broken:  # a __str__ that raises
+        if is_ctrl_c(broken):
+            raise
         lines = traceback.format_tb(cause.__traceback__)
     text = "".join(line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}...\n" for line in lines)
     return ["raised in a worker:\n" + (text if len(text) <= _LONGEST_TEXT else "... " + text[-_LONGEST_TEXT:])]
@@ -134,40 +167,59 @@ def _both(cause: BaseException | None, message: str, operator: str, where: str) 
     if not isinstance(cause, Exception) or isinstance(cause, (ZephonError, StopIteration, StopAsyncIteration)):
         return None
     try:
-        kind: Any = type("OperatorError", (OperatorError, type(cause)), {"__module__": __name__})
-        error: OperatorError = kind.__new__(kind, message)
-        error.args = (message,)  # the cause's own __init__ may want other arguments, so it is not called
+        own = {"__module__": __name__, "__setattr__": object.__setattr__}  # Python itself writes to what is raised
+        kind: Any = type("OperatorError", (OperatorError, type(cause)), own)
+        members = cause.exceptions if isinstance(cause, BaseExceptionGroup) else None
+        error: OperatorError = _bare(kind, (message,), members)
         error.operator, error.where = operator, where
         for name, value in (*_system_fields(cause), *vars(cause).items()):
             if name not in vars(error) and name != "__notes__":  # which are shown with the cause
                 setattr(error, name, value)
         if str(error) != message:
             return None
-    except Exception:
+    except BaseException as broken:
+        if is_ctrl_c(broken):
+            raise
         return None
     return error
 
 
+def _bare(kind: Any, args: tuple[Any, ...], members: Sequence[BaseException] | None) -> Any:
+    """An exception of a class and args. Only the constructor of the built-in class runs: others may want more."""
+    built_in: Any = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
+    if members is None:
+        error = built_in.__new__(kind, *args)
+    else:
+        error = built_in.__new__(kind, args[0], list(members))
+        args = (args[0], list(members), *args[2:]) if len(args) > 1 else args
+    _set(error, "args", args)
+    return error
+
+
 def _restore(
-    kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any], links: _Links = ()
+    kind: type[BaseException],
+    args: tuple[Any, ...],
+    fields: dict[str, Any],
+    members: _Members | None = None,
+    links: _Links = (),
 ) -> BaseException:
-    """An exception of these parts. Its `__init__`, which may want other arguments, is not called."""
-    error = kind.__new__(kind, *args)
-    error.args = args
+    """An exception of these parts."""
+    found = [linked for one in members if (linked := _linked(one)) is not None] if members is not None else None
+    error: BaseException = _bare(kind, args, found)
     for name, value in fields.items():
-        setattr(error, name, value)
+        _set(error, name, value)
     if (cause := _linked(links)) is not None:  # to set None would hide the context too
-        error.__cause__ = cause
+        _set(error, "__cause__", cause)
     return error
 
 
 def _links(error: BaseException | None) -> _Links:
     """An exception and what it came from, as Python would show them, in a form that survives pickling."""
-    links: list[tuple[BaseException | _Parts, bool]] = []
+    links: list[tuple[bytes, str, bool]] = []
     seen: set[int] = set()
     while error is not None and id(error) not in seen and len(links) < _LONGEST_CHAIN:
         seen.add(id(error))
-        links.append((_portable(error), error.__cause__ is not None))
+        links.append((*_portable(error), error.__cause__ is not None))
         if isinstance(error, ZephonError):
             break  # its own pickle has the rest
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -177,45 +229,89 @@ def _links(error: BaseException | None) -> _Links:
 def _linked(links: _Links) -> BaseException | None:
     """The exception of `_links`."""
     before: BaseException | None = None
-    for found, by_name in reversed(links):
-        error = _restore(*found) if isinstance(found, tuple) else found
+    for raw, text, by_name in reversed(links):
+        error = _loaded(raw) or ZephonError(text)
         if before is not None and error.__cause__ is None:
-            if by_name:
-                error.__cause__ = before
-            else:
-                error.__context__ = before
+            _set(error, "__cause__" if by_name else "__context__", before)
         before = error
     return before
 
 
-def _portable(error: BaseException) -> BaseException | _Parts:
-    """The exception itself if it comes out of pickling as it was, else its parts, else a stand-in with its text.
+def _portable(error: BaseException) -> tuple[bytes, str]:
+    """The exception pickled, as itself if it comes out as it was, else as its parts; and its description.
 
     An exception is pickled as its class and args. A constructor that wants others than it hands on fails then, or
-    makes another text.
+    makes another text. What has no form that can be loaded, here or there, arrives as its description alone.
     """
-    text, pickled = describe(error), _round_trip(error)
-    if pickled is not None and describe(pickled) == text:
-        return error
-    parts = (type(error), error.args, _fields(error))
-    restored = _round_trip(parts)
+    text = describe(error)
+    if not isinstance(error, BaseExceptionGroup):  # whose members would lose what they came from
+        itself = _pickled(error)
+        if (again := _loaded(itself)) is not None and describe(again) == text:
+            return itself, text
+    parts = _pickled(_parts(error))
+    return (parts if _loaded(parts) is not None else b""), text
+
+
+def _parts(error: BaseException) -> _Parts:
+    """What an exception is made of. An argument that cannot be sent goes as its description."""
+    if isinstance(error, BaseExceptionGroup):
+        rest = [_sendable(arg) for arg in error.args[2:]]
+        members = [_links(member) for member in error.exceptions]
+        return type(error), (error.message, None, *rest), _fields(error), members
+    return type(error), tuple(_sendable(arg) for arg in error.args), _fields(error), None
+
+
+def _sendable(value: Any) -> Any:
+    """The value if it comes out of pickling, else how it is shown."""
+    return value if _pickles(value) else _shown(value)
+
+
+def _shown(value: Any) -> str:
+    """A value's repr, bounded."""
     try:
-        if restored is not None and describe(_restore(*restored)) == text:
-            return parts
-    except Exception:  # a __new__ that wants other arguments, a property that cannot be set
-        pass
-    return error if pickled is not None else ZephonError(text)  # a text with an address in it is never the same
+        return f"{value!r:.{_LONGEST_LINE}}"
+    except BaseException as broken:
+        if is_ctrl_c(broken):
+            raise
+        return f"<{type(value).__name__}>"
 
 
 def _fields(error: BaseException) -> dict[str, Any]:
     """What an exception holds beside its args, notes included; without what cannot be sent."""
     fields = dict(_system_fields(error)) if isinstance(error, OSError) else {}
-    return {name: value for name, value in (fields | vars(error)).items() if _round_trip((value,)) is not None}
+    if notes := _notes(error):
+        fields["__notes__"] = notes
+    return {name: value for name, value in (vars(error) | fields).items() if _pickles(value)}
 
 
-def _round_trip(value: Any) -> Any:
-    """A value after pickling; None where that fails."""
+def _pickled(value: Any) -> bytes:
+    """A value pickled; nothing where that fails."""
     try:
-        return pickle.loads(pickle.dumps(value))
-    except Exception:
+        return pickle.dumps(value)
+    except BaseException as broken:
+        if is_ctrl_c(broken):
+            raise
+        return b""
+
+
+def _pickles(value: Any) -> bool:
+    """Whether a value comes out of pickling."""
+    try:
+        pickle.loads(pickle.dumps(value))
+    except BaseException as broken:
+        if is_ctrl_c(broken):
+            raise
+        return False
+    return True
+
+
+def _loaded(raw: bytes) -> BaseException | None:
+    """The exception that was pickled, as itself or as its parts; None where it cannot be had in this process."""
+    try:
+        found = pickle.loads(raw)
+        error = _restore(*found) if isinstance(found, tuple) else found
+    except BaseException as broken:
+        if is_ctrl_c(broken):
+            raise
         return None
+    return error if isinstance(error, BaseException) else None

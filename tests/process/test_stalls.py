@@ -288,8 +288,7 @@ def test_a_record_that_stalls_again_and_again_is_an_error(tmp_path: Path) -> Non
     options = {"runner": "process", "parallelism": 2, "canonical_replicas": 1, "task_records": 2048}
     found: list[int] = []
     with chain.options(**options, stall_timeout_s=0.5) as pipeline, pytest.raises(WorkerError) as raised:
-        for batch in pipeline:
-            found += ids([batch])
+        found.extend(i for batch in pipeline for i in ids([batch]))
     assert time.monotonic() - began < 10
     assert found == list(range(1036))
     assert re.search(
@@ -314,9 +313,9 @@ def test_a_setup_that_never_ends() -> None:
 def test_the_record_a_worker_died_on_is_found_at_once(tmp_path: Path) -> None:
     """Not by halving: a task of 2,048 records costs one death more than the record alone."""
     deaths = tmp_path / "deaths"
-    with line(2048, DieCounting(deaths, 1500), chunk_size=4096, task_records=2048, parallelism=1) as pipeline:
-        with pytest.raises(WorkerError, match=r"row 1500 killed its worker 3 times"):
-            list(pipeline)
+    dying = line(2048, DieCounting(deaths, 1500), chunk_size=4096, task_records=2048, parallelism=1)
+    with dying as pipeline, pytest.raises(WorkerError, match=r"row 1500 killed its worker 3 times"):
+        list(pipeline)
     assert deaths.stat().st_size == 4
 
 

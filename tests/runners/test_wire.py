@@ -14,7 +14,7 @@ from tests.ipc.values import record_lists, same
 from tests.laws.harness import examples
 from zephon.errors import DataError, OperatorError, ZephonError, operator_error
 from zephon.flow.task import Out, Slice, Task
-from zephon.record import Block, Group, Lineage, Pointers, first_origin, origins_of, record_of, start_of
+from zephon.record import Block, Group, Handle, Lineage, Pointers, first_origin, origins_of, record_of, start_of
 from zephon.runners.wire import read_report, read_task, write_report, write_result, write_task
 
 
@@ -24,6 +24,16 @@ def joined(parts: list[Any]) -> bytearray:
 
 def no_blame(number: int, index: int, error: Exception) -> ZephonError:
     raise AssertionError(f"slice {number}, record {index}: {error}")
+
+
+class Plain:
+    """Records as they are."""
+
+    def build(self, handle: Handle) -> Any:
+        return record_of(handle)
+
+    def unsendable_build(self, handle: Handle, error: Exception) -> ZephonError:
+        raise AssertionError(str(error))
 
 
 @st.composite
@@ -43,7 +53,7 @@ def pointer_slices(draw: st.DrawFn) -> list[Slice]:
 @examples(0.4)
 @given(pointer_slices(), st.integers(0, 2**40))
 def test_tasks_of_pointers(slices: list[Slice], seq: int) -> None:
-    raw = joined(write_task(seq, slices))
+    raw = joined(write_task(seq, slices, Plain()))
     task, _ = read_task(raw)
     raw[:] = bytes(len(raw))  # nothing in the task refers to the message
     assert task.seq == seq
@@ -59,7 +69,7 @@ def test_tasks_of_pointers(slices: list[Slice], seq: int) -> None:
 def test_pointers_of_a_source_of_the_users_own() -> None:
     """Other dtypes, strides and broadcasts than those of our sources."""
     items = Pointers(np.broadcast_to(np.int64(3), 4), np.arange(8)[::-2], np.zeros(4, np.uint8))
-    (got,) = read_task(joined(write_task(0, [Slice(0, 0, items, range(4), 3)])))[0].slices
+    (got,) = read_task(joined(write_task(0, [Slice(0, 0, items, range(4), 3)], Plain())))[0].slices
     assert isinstance(got.items, Pointers)
     assert got.items.dataset.tolist() == [3] * 4
     assert got.items.row.tolist() == [7, 5, 3, 1]
@@ -81,7 +91,7 @@ def test_tasks_of_records(lists: list[list[dict[Any, Any]]], path: bool) -> None
         Slice(lane, 1, [block[i] for i in range(len(block))], range(len(block)), len(block) - 1)
         for lane, block in enumerate(blocks)
     ]
-    raw = joined(write_task(3, slices))
+    raw = joined(write_task(3, slices, Plain()))
     task, _ = read_task(raw)
     raw[:] = bytes(len(raw))
     for got, wanted in zip(task.slices, slices, strict=True):
@@ -104,7 +114,7 @@ def test_groups_are_built_on_the_way() -> None:
     block = block_of([{"id": i} for i in range(4)])
     start, stop = (cast(int, np.int64(place)) for place in (5, 9))
     group = Group(Joins(), [(block[2], start, stop), (block[0], 0, 1)])
-    (got,) = read_task(joined(write_task(0, [Slice(7, 0, [group, block[1]], range(2), 1)])))[0].slices
+    (got,) = read_task(joined(write_task(0, [Slice(7, 0, [group, block[1]], range(2), 1)], Plain())))[0].slices
     first, second = got.items  # type: ignore[misc]
     assert record_of(first) == {"ids": [2, 0], "cut": [(5, 9), (0, 1)]}
     assert first_origin(first) == (2, 20, 3, ())
@@ -191,7 +201,9 @@ def test_reports() -> None:
 
 def test_an_empty_task_and_an_empty_result() -> None:
     empty = Pointers(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.int64))
-    task, _ = read_task(joined(write_task(1, [Slice(0, 0, empty, range(0), -1), Slice(1, 0, empty, range(0), -1)])))
+    task, _ = read_task(
+        joined(write_task(1, [Slice(0, 0, empty, range(0), -1), Slice(1, 0, empty, range(0), -1)], Plain()))
+    )
     assert isinstance(task, Task)
     assert [len(piece) for piece in task.slices] == [0, 0]
     found, _ = read_report(joined(write_result([Out([], range(0)), Out([], [])], {}, no_blame)))  # type: ignore[misc]

@@ -350,8 +350,8 @@ def make_columns(records: Sequence[Record]) -> Columns:
     """Records as columns. Raises what pickle raises for a value that cannot be sent."""
     if not records:
         return Columns({}, 0)
-    names = list(records[0])
-    alike = len(set(map(tuple, records))) == 1 and set(map(type, records)) == {dict}
+    alike = set(map(type, records)) == {dict} and len(set(map(tuple, records))) == 1
+    names = list(records[0]) if alike else []
     if alike and names and all(map(is_plain_name, names)):
         return Columns({name: make_column([r[name] for r in records]) for name in names}, len(records))
     return Columns({WHOLE: pickled(records)}, len(records))

@@ -140,7 +140,11 @@ def let_through(error: BaseException, interrupts: bool) -> None:
 def as_zephon_error(error: BaseException, operator: str, where: str) -> ZephonError:
     """An OperatorError for what a user's code raised; a DataError of ours gains the operator and the record."""
     if isinstance(error, DataError):
-        return DataError(f"operator '{operator}', {where}: {error}")
+        found = DataError(f"operator '{operator}', {where}: {error}")
+        found.__cause__ = error.__cause__ if type(error) is DataError else error
+        for note in getattr(error, "__notes__", ()) if type(error) is DataError else ():
+            found.add_note(note)
+        return found
     return operator_error(error, operator, where)
 
 

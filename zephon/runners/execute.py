@@ -123,9 +123,7 @@ class StageWork:
                 f"{self.max_record_bytes:,} is the most that may cross between processes: raise it with options("
                 "max_record_bytes=...), make smaller records, or leave the row out with Dataset(..., exclude=[...])"
             )
-        unsendable = TypeError(f"its result cannot be sent between processes: {describe(problem)}")
-        unsendable.__cause__ = problem
-        return operator_error(unsendable, name, where)
+        return operator_error(_unsendable(problem), name, where)
 
     def _load(self, task: Task, rows: Rows) -> None:
         """Puts the records of a task into `rows`: read for pointers, built for handles."""
@@ -137,7 +135,7 @@ class StageWork:
             loaded = []
             for handle in (handle for piece in task.slices for handle in cast("list[Handle]", piece.items)):
                 rows.at[0] = len(loaded)
-                loaded.append(self._build(handle))
+                loaded.append(self.build(handle))
         rows.index, rows.records = range(len(loaded)), loaded  # type: ignore[assignment]
         if set(map(type, loaded)) == {dict}:
             return
@@ -149,13 +147,20 @@ class StageWork:
                 self._not_loaded(rows, i, record)
         rows.keep(kept)
 
-    def _build(self, handle: Handle) -> Record | ZephonError:
-        """The record of a handle, or what its accumulator's `build` raised."""
+    def build(self, handle: Handle) -> Record | ZephonError:
+        """The record of a handle, or what its accumulator's `build` raised, here or before it was sent."""
         try:
-            return record_of(handle)
+            made: Any = record_of(handle)
+            if isinstance(made, (dict, ZephonError)):
+                return made
+            raise TypeError(f"its build returned {type(made).__name__}, not a dict")
         except BaseException as error:
             let_through(error, self._interrupts)
             return build_error(error, handle, self._datasets)
+
+    def unsendable_build(self, handle: Handle, error: Exception) -> ZephonError:
+        """The error of a record, made by an accumulator, that cannot cross to another process."""
+        return build_error(_unsendable(error), handle, self._datasets)
 
     def _not_loaded(self, rows: Rows, i: int, problem: ZephonError | None) -> None:
         """An excluded row (None), or one that cannot be read or built: counted, or an error mark."""
@@ -201,6 +206,12 @@ class StageWork:
                 rows.fail(i, error, plan.name or plan.method, "raise")
         rows.keep(kept)
         return lengths
+
+
+def _unsendable(error: Exception) -> TypeError:
+    problem = TypeError(f"its result cannot be sent between processes: {describe(error)}")
+    problem.__cause__ = error
+    return problem
 
 
 def _noting(at: At, positions: NDArray[np.int64] | None) -> Callable[[int], None]:

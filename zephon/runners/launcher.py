@@ -130,7 +130,7 @@ class _Tree:
         """Loads what workers can share, before they are forked. What fails here, `setup` meets again in a worker."""
         if self._kept is None:
             for work in self._orders.works:
-                with _user_code(self._control), contextlib.suppress(Exception):
+                with _user_code(self._control), contextlib.suppress(BaseException):
                     work.share()
             trim()  # a hole that a worker fills is a page of its own
             gc.freeze()
@@ -212,7 +212,9 @@ class _Tree:
 
     def _serve_engine(self) -> bool:
         """A request of the engine, for a worker or for a signal to one; returns whether the engine is gone."""
-        request = self._engine_end.recv(1 << 16)
+        request = b""
+        with contextlib.suppress(ConnectionResetError):  # it died with words of ours unread
+            request = self._engine_end.recv(1 << 16)
         if not request:
             return True
         stage, index, number = msgspec.msgpack.decode(request)

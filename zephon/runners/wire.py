@@ -10,16 +10,16 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from zephon.errors import ZephonError
 from zephon.flow.task import Out, Slice, Task
 from zephon.ipc.codec import dump
-from zephon.ipc.columns import Array, make_columns
+from zephon.ipc.columns import Array, Columns, make_columns
 from zephon.ipc.message import describe_columns, read_message, rebuild_columns, write_message
-from zephon.record import Block, Handle, Lineage, Origin, Pointers, Record, first_origin, join, record_of, start_of
+from zephon.record import Block, Handle, Lineage, Origin, Pointers, Record, first_origin, join, start_of
 
 
 class KnownLineage(Lineage):
@@ -45,8 +45,22 @@ Blocks = tuple[list[int], list[tuple[int, int]]]
 """Blocks of the worker's area: the starts of those given back, (start, size) of those held from a worker before it."""
 
 
+class Builder(Protocol):
+    """Makes records of handles; what goes wrong is the error of that record, and travels in its place."""
+
+    def build(self, handle: Handle) -> Record | ZephonError:
+        """The record of a handle."""
+
+    def unsendable_build(self, handle: Handle, error: Exception) -> ZephonError:
+        """The error of a record that cannot cross to another process."""
+
+
 def write_task(
-    seq: int, slices: Sequence[Slice], freed: Sequence[int] = (), held: Sequence[tuple[int, int]] = ()
+    seq: int,
+    slices: Sequence[Slice],
+    builder: Builder,
+    freed: Sequence[int] = (),
+    held: Sequence[tuple[int, int]] = (),
 ) -> list[Any]:
     """The message of a task, as parts. It also carries what became of the blocks of the worker's area."""
     shape = [[piece.lane, piece.pass_index, len(piece)] for piece in slices]
@@ -58,9 +72,23 @@ def write_task(
             [seq, shape, None, freed, held], [np.ascontiguousarray(column, kind) for column, kind in columns]
         )
     handles: list[Handle] = [handle for piece in slices for handle in piece.items]  # type: ignore[union-attr]
-    description, parts = describe_columns(make_columns([record_of(handle) for handle in handles]))
+    description, parts = describe_columns(_build_columns(handles, builder))
     known = [[*first_origin(handle), int(start_of(handle))] for handle in handles]
     return write_message([seq, shape, [description, known], freed, held], parts)
+
+
+def _build_columns(handles: Sequence[Handle], builder: Builder) -> Columns:
+    """The records of handles as columns."""
+    records: list[Any] = [builder.build(handle) for handle in handles]
+    try:
+        return make_columns(records)
+    except Exception:
+        for i, record in enumerate(records):
+            try:
+                make_columns([record])
+            except Exception as error:
+                records[i] = builder.unsendable_build(handles[i], error)
+        return make_columns(records)
 
 
 def read_task(memory: Any) -> tuple[Task, Blocks]:
