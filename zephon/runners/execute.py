@@ -21,6 +21,9 @@ from zephon.plan.graph import StagePlan
 from zephon.record import Group, Handle, Origin, Pointers, Record, first_origin, join, record_of, start_of
 from zephon.runners.whereabouts import FETCH, LENGTHS, OPERATORS, Spot, Whereabouts
 
+Loaded = Record | ZephonError | None
+"""A record, why it cannot be read or built, or None for an excluded row."""
+
 
 class StageWork:
     """The work of one stage, ready to run in any thread or process of its pool."""
@@ -54,13 +57,20 @@ class StageWork:
         for operator in self._plan.operators:
             operator.share()
 
-    def run(self, task: Task, where: Whereabouts) -> tuple[list[Out], dict[str, float]]:
-        """One Out a slice, and the seconds that each kind of work took. `where` tells what it is on meanwhile."""
+    def run(
+        self, task: Task, where: Whereabouts, loaded: list[Loaded] | None = None
+    ) -> tuple[list[Out], dict[str, float]]:
+        """One Out a slice, and the seconds that each kind of work took. `where` tells what it is on meanwhile.
+
+        loaded: what `load` gave, where that was called already.
+        """
         clock = _Clock()
         who = _Who(task, self._datasets)
         rows = Rows([], who, self._seed, self._interrupts, where.record)
-        where.enter(FETCH)
-        self._load(task, rows)
+        if loaded is None:
+            where.enter(FETCH)
+            loaded = self.load(task, rows.at)
+        self._take_in(loaded, rows)
         clock.lap("fetch")
         for number, operator in enumerate(self._plan.operators):
             where.enter(OPERATORS + number)
@@ -125,17 +135,19 @@ class StageWork:
             )
         return operator_error(_unsendable(problem), name, where)
 
-    def _load(self, task: Task, rows: Rows) -> None:
-        """Puts the records of a task into `rows`: read for pointers, built for handles."""
+    def load(self, task: Task, at: At) -> list[Loaded]:
+        """The records of a task, read for pointers and built for handles. `at` tells which one it is on."""
         pointers = [piece.items for piece in task.slices if isinstance(piece.items, Pointers)]
-        loaded: list[Record | ZephonError | None]
         if pointers:
-            loaded = self._fetch(join(pointers), rows.at)
-        else:
-            loaded = []
-            for handle in (handle for piece in task.slices for handle in cast("list[Handle]", piece.items)):
-                rows.at[0] = len(loaded)
-                loaded.append(self.build(handle))
+            return self._fetch(join(pointers), at)
+        loaded: list[Loaded] = []
+        for handle in (handle for piece in task.slices for handle in cast("list[Handle]", piece.items)):
+            at[0] = len(loaded)
+            loaded.append(self.build(handle))
+        return loaded
+
+    def _take_in(self, loaded: list[Loaded], rows: Rows) -> None:
+        """Puts what was loaded into `rows`, and what was not among its drops and failures."""
         rows.index, rows.records = range(len(loaded)), loaded  # type: ignore[assignment]
         if set(map(type, loaded)) == {dict}:
             return
@@ -173,12 +185,12 @@ class StageWork:
         else:
             rows.failures.append((i, (), problem))
 
-    def _fetch(self, pointers: Pointers, at: At) -> list[Record | ZephonError | None]:
+    def _fetch(self, pointers: Pointers, at: At) -> list[Loaded]:
         """The records of pointers; None for an excluded row. A task's rows of one dataset are read together."""
         first = self._datasets[int(pointers.dataset[0])]
         if (pointers.dataset == pointers.dataset[0]).all() and not first.is_excluded(pointers.row).any():
             return first.read(pointers.row, _noting(at, None))  # type: ignore[return-value]
-        found: list[Record | ZephonError | None] = [None] * len(pointers)
+        found: list[Loaded] = [None] * len(pointers)
         for number, dataset in enumerate(self._datasets):
             positions = np.flatnonzero(pointers.dataset == number)
             if not len(positions):

@@ -32,7 +32,7 @@ from zephon.runners.base import Meter
 from zephon.runners.execute import StageWork
 from zephon.runners.watchdog import Stall
 from zephon.runners.whereabouts import CELLS_BYTES, Spot, Whereabouts
-from zephon.runners.wire import Builder, read_report, write_task
+from zephon.runners.wire import Builder, Notes, read_report, write_task
 
 MOST_FAILED_STARTS = 10  # in a row: someone kills at random, or setup() does
 
@@ -192,9 +192,9 @@ class _Worker:
         self.ready = False
         self.dead = False
 
-    def assign(self, piece: _Piece, builder: Builder) -> None:
+    def assign(self, piece: _Piece, builder: Builder, alone: bool = False) -> None:
         self.assigned.append(piece)
-        self.tasks.send(write_task(0, piece.slices, builder, self.area.take_freed(), self._held))
+        self.tasks.send(write_task(0, piece.slices, builder, Notes(self.area.take_freed(), self._held, alone)))
         self._held = []
 
     def piece_at(self, spot: Spot) -> _Piece | None:
@@ -338,7 +338,7 @@ class ProcessPool:
         self._workers[worker.index] = fresh
         self._fork(worker.index)
         for piece in worker.assigned:
-            fresh.assign(piece, self._work)
+            fresh.assign(piece, self._work, alone=True)
 
     def wakes(self) -> dict[int, Callable[[], None]]:
         """By descriptor, what to call when it is readable: a result is there."""

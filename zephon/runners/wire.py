@@ -10,7 +10,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -41,8 +41,18 @@ class KnownLineage(Lineage):
         return self.known[i][1]
 
 
-Blocks = tuple[list[int], list[tuple[int, int]]]
-"""Blocks of the worker's area: the starts of those given back, (start, size) of those held from a worker before it."""
+class Notes(NamedTuple):
+    """What a worker is told along with a task."""
+
+    freed: Sequence[int] = ()
+    """Starts of the blocks of its area that were given back."""
+    held: Sequence[tuple[int, int]] = ()
+    """(start, size) of those that are held still, from a worker before it."""
+    alone: bool = False
+    """The task, or one near it, may have killed a worker: nothing else is to be begun beside it."""
+
+
+_NOTHING = Notes()
 
 
 class Builder(Protocol):
@@ -59,22 +69,21 @@ def write_task(
     seq: int,
     slices: Sequence[Slice],
     builder: Builder,
-    freed: Sequence[int] = (),
-    held: Sequence[tuple[int, int]] = (),
+    notes: Notes = _NOTHING,
 ) -> list[Any]:
-    """The message of a task, as parts. It also carries what became of the blocks of the worker's area."""
+    """The message of a task, as parts."""
     shape = [[piece.lane, piece.pass_index, len(piece)] for piece in slices]
     pointers = [piece.items for piece in slices if isinstance(piece.items, Pointers)]
     if pointers:
         whole = join(pointers)
         columns = [(whole.dataset, np.int32), (whole.row, np.int64), (whole.epoch, np.int64)]
         return write_message(
-            [seq, shape, None, freed, held], [np.ascontiguousarray(column, kind) for column, kind in columns]
+            [seq, shape, None, notes], [np.ascontiguousarray(column, kind) for column, kind in columns]
         )
     handles: list[Handle] = [handle for piece in slices for handle in piece.items]  # type: ignore[union-attr]
     description, parts = describe_columns(_build_columns(handles, builder))
     known = [[*first_origin(handle), int(start_of(handle))] for handle in handles]
-    return write_message([seq, shape, [description, known], freed, held], parts)
+    return write_message([seq, shape, [description, known], notes], parts)
 
 
 def _build_columns(handles: Sequence[Handle], builder: Builder) -> Columns:
@@ -91,12 +100,12 @@ def _build_columns(handles: Sequence[Handle], builder: Builder) -> Columns:
         return make_columns(records)
 
 
-def read_task(memory: Any) -> tuple[Task, Blocks]:
-    """The task of a message, and blocks of the area. Nothing refers to `memory` any more."""
-    (seq, shape, later, freed, held), buffers = read_message(memory)
-    blocks = (freed, [(start, size) for start, size in held])
+def read_task(memory: Any) -> tuple[Task, Notes]:
+    """The task of a message, and what else it says. Nothing refers to `memory` any more."""
+    (seq, shape, later, (freed, held, alone)), buffers = read_message(memory)
+    notes = Notes(freed, [(start, size) for start, size in held], alone)
     if later is None:
-        return Task(seq, _pointer_slices(shape, buffers)), blocks
+        return Task(seq, _pointer_slices(shape, buffers)), notes
     description, known = later
     columns = rebuild_columns(description, iter([b.copy() for b in buffers]))
     lineage = KnownLineage([((d, row, epoch, tuple(path)), start) for d, row, epoch, path, start in known])
@@ -105,7 +114,7 @@ def read_task(memory: Any) -> tuple[Task, Blocks]:
     for lane, pass_index, size in shape:
         slices.append(Slice(lane, pass_index, [block[i] for i in range(at, at + size)], range(size), size - 1))
         at += size
-    return Task(seq, slices), blocks
+    return Task(seq, slices), notes
 
 
 def _pointer_slices(shape: list[list[int]], buffers: Iterator[Any]) -> list[Slice]:

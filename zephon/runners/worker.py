@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import random
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from zephon.errors import InternalError, ZephonError, describe
+from zephon.flow.task import Task
+from zephon.ipc.area import Area
 from zephon.ipc.channel import Receiver, Sender
 from zephon.runners import stacks
+from zephon.runners.ahead import Ahead
 from zephon.runners.execute import StageWork
-from zephon.runners.whereabouts import RESULT, Whereabouts
+from zephon.runners.whereabouts import FETCH, RESULT, Whereabouts
 from zephon.runners.wire import read_task, write_report, write_result
 
 WAIT_S = 60.0  # how often an idle worker wakes to see whether its parent is still there
@@ -34,19 +38,18 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
         work.setup(where)
         where.leave()
         results.send_waiting(write_report("ready"), alive)
+        inbox, ahead = _Inbox(tasks, results.area, alive), Ahead(work)
+        following: Task | None = None
         while True:
-            message = tasks.receive()
-            if message is None:
-                tasks.data.wait(WAIT_S)
-                alive()
-                continue
-            task, (freed, held) = read_task(message)
-            if results.area is not None:
-                if held:
-                    results.area.occupy(held)
-                results.area.give_back(freed)
+            task = following or inbox.wait()
             where.begin()
-            outs, seconds = work.run(task, where)
+            where.enter(FETCH)
+            loaded, fetch_s = ahead.rows(task, where.record)
+            following = inbox.poll() if ahead.useful else None
+            if following is not None and not inbox.alone:
+                ahead.begin(following)
+            outs, seconds = work.run(task, where, loaded)
+            seconds["fetch"] += fetch_s
             where.enter(RESULT)
             blame = lambda number, index, problem, task=task: work.refuse(task, number, index, problem)  # noqa: E731
             message_of_result = write_result(outs, seconds, blame, work.max_record_bytes)
@@ -58,6 +61,35 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
         known.__cause__ = error if known is not error else error.__cause__
         results.send_waiting(write_report("failed", known), alive)
         os._exit(1)
+
+
+class _Inbox:
+    """The tasks of a worker, in order."""
+
+    def __init__(self, tasks: Receiver, area: Area | None, alive: Callable[[], None]) -> None:
+        self._tasks, self._area, self._alive = tasks, area, alive
+        self.alone = False
+        """Whether the last task is to be worked on alone; see `Notes`."""
+
+    def poll(self) -> Task | None:
+        """The next task, where it is there."""
+        message = self._tasks.receive()
+        if message is None:
+            return None
+        task, notes = read_task(message)
+        self.alone = notes.alone
+        if self._area is not None:
+            if notes.held:
+                self._area.occupy(list(notes.held))
+            self._area.give_back(list(notes.freed))
+        return task
+
+    def wait(self) -> Task:
+        """The next task."""
+        while (task := self.poll()) is None:
+            self._tasks.data.wait(WAIT_S)
+            self._alive()
+        return task
 
 
 def _seed() -> None:

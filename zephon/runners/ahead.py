@@ -1,0 +1,81 @@
+"""Reads the rows of a worker's next task while its operators run, where reading means waiting.
+
+From memory or a page cache there is nothing to overlap, and a second thread would only fight for the interpreter. So
+the thread starts with the first rows that the worker had to wait for (a disk, a network).
+"""
+
+from __future__ import annotations
+
+import queue
+import resource
+import threading
+import time
+from typing import Any, Protocol
+
+from zephon.flow.task import Task
+from zephon.ops.base import At
+from zephon.runners.whereabouts import WHOLE
+
+LEAST_WAIT_S = 0.0005  # for the rows of a task; less is not worth a change of threads
+
+
+class Loader(Protocol):
+    """What reads the rows of a task."""
+
+    def load(self, task: Task, at: At) -> list[Any]:
+        """The records of a task; `at` tells which one is read."""
+
+
+class Ahead:
+    """The rows of one task at a time, read here or by the thread."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._wanted: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        self._read: queue.SimpleQueue[tuple[Any, float, BaseException | None]] = queue.SimpleQueue()
+        self._task: Task | None = None
+        self._thread: threading.Thread | None = None
+        self.useful = False
+        """Whether reading has been found to wait, so that `begin` is worth its while."""
+
+    def begin(self, task: Task) -> None:
+        """Begins to read the rows of the task that comes next."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="zephon-read-ahead", daemon=True)
+            self._thread.start()
+        self._task = task
+        self._wanted.put(task)
+
+    def rows(self, task: Task, at: At) -> tuple[list[Any], float]:
+        """(the records of a task, the seconds that reading them took)."""
+        if self._task is not task:
+            return self._load(task, at)
+        self._task = None
+        found, seconds, error = self._read.get()
+        if error is not None:
+            raise error
+        return found, seconds
+
+    def _load(self, task: Task, at: At) -> tuple[list[Any], float]:
+        began, cpu, waits = time.perf_counter(), time.thread_time(), _waits()
+        found = self._loader.load(task, at)
+        seconds = time.perf_counter() - began
+        if _waits() > waits and seconds - (time.thread_time() - cpu) >= LEAST_WAIT_S:
+            self.useful = True
+        return found, seconds
+
+    def _serve(self) -> None:
+        at = memoryview(bytearray(8)).cast("Q")  # nobody looks there
+        at[0] = WHOLE
+        while True:
+            task = self._wanted.get()
+            began = time.perf_counter()
+            try:
+                self._read.put((self._loader.load(task, at), time.perf_counter() - began, None))
+            except BaseException as error:
+                self._read.put((None, 0.0, error))
+
+
+def _waits() -> int:
+    """How often this thread gave up the CPU by itself: a wait, and not another program's turn."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
