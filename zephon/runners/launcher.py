@@ -28,7 +28,7 @@ from zephon.arena import engine_descriptors
 from zephon.errors import WorkerError, ZephonError, describe
 from zephon.ipc.segment import Segment
 from zephon.limits import limit_error, raise_descriptors
-from zephon.runners.fresh import ENGINE_STAGE, Role, flush_lines, live, num_threads, start
+from zephon.runners.fresh import ENGINE_STAGE, Role, flush_lines, install_faults, live, num_threads, start
 from zephon.runners.heap import trim
 from zephon.runners.orders import MOST_SHARED, unpack
 from zephon.runners.rings import lay_out, wire
@@ -53,6 +53,7 @@ def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoRe
         importlib.import_module(engine)
         gc.freeze()  # no collection touches these objects any more, so that children share their pages
         gc.enable()
+        install_faults()
         _Tree(engine, control, to_trainer).watch(trainer)
     except BaseException as error:
         _report(to_trainer, error)
