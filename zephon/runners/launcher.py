@@ -46,6 +46,7 @@ def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoRe
     control, to_trainer = socket.socket(fileno=control_fd), socket.socket(fileno=engine_fd)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a preempted trainer may still save its state
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited: where it is ignored, a child's status is lost
     flush_lines()
     if trainer is None:
         os._exit(0)
