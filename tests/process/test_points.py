@@ -6,6 +6,7 @@ By default every point is met by one or two ways of dying, and every way is met;
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from tests.process.functions import Enrich
 from tests.process.helpers import children, ids, launcher, line, lives, slow, wait_until
 from zephon.errors import DataError, OperatorError, WorkerError
 from zephon.testing.oracle import OracleLane
-from zephon.testing.points import DEATHS, ENGINE_POINTS, LAUNCHER_POINTS, SLOW_S, WORKER_POINTS, Faults
+from zephon.testing.points import DEATHS, ENGINE_POINTS, LAUNCHER_POINTS, SLOW_S, WAYS, WORKER_POINTS, Faults
 
 pytestmark = pytest.mark.law("L7")
 
@@ -227,9 +228,54 @@ class Threads:
         return {**record, "made": made[0]}
 
 
+class LosesMainThread:
+    """Once, at one id: the main thread is gone, and another one stays, as when a C library calls pthread_exit."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "lost")
+
+    def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
+        if record["id"] == 20 and not os.path.exists(self.path):
+            import ctypes
+            import threading
+
+            open(self.path, "w").close()
+            library, stays = ctypes.CDLL(None), threading.Event()
+            threading.Thread(target=lambda: (stays.set(), library.pause()), daemon=True).start()
+            stays.wait()
+            WAYS["thread"]()
+        return record
+
+
+def test_a_worker_whose_main_thread_alone_ends_is_replaced(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with line(64, LosesMainThread(tmp_path)) as pipeline:
+        assert ids(pipeline) == list(range(64))
+    assert (tmp_path / "lost").exists()
+    assert time.monotonic() - began < 8  # a start, and up to 5 s
+
+
 def test_sys_exit_of_an_operator_is_its_error() -> None:
     with line(60, Leaves()) as pipeline, pytest.raises(OperatorError, match=r"row 37.*SystemExit"):
         list(pipeline)
+
+
+class LeavesInSetup(zp.Operator):
+    def setup(self) -> None:
+        raise SystemExit(0)
+
+    def process(self, record: dict[str, Any]) -> dict[str, Any]:
+        return record
+
+
+def test_sys_exit_of_a_setup_is_its_error() -> None:
+    dataset = zp.Dataset.from_list("toy", [{"id": i} for i in range(8)])
+    pipeline = zp.Pipeline(zp.StaticMixture([dataset])).apply(LeavesInSetup()).batch(4)
+    with (
+        pipeline.options(runner="process", parallelism=2, canonical_replicas=1) as running,
+        pytest.raises(OperatorError, match=r"'apply' failed on setup\(\).*SystemExit"),
+    ):
+        list(running)
 
 
 def test_threads_of_an_operator_may_end() -> None:

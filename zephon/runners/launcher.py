@@ -35,6 +35,7 @@ from zephon.runners.rings import lay_out, wire
 from zephon.runners.worker import serve
 
 MOST_ERROR_BYTES = 100_000
+LOOK_S = 1.0  # between two looks at children that may have lost their main thread
 
 
 def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoReturn:
@@ -190,7 +191,10 @@ class _Tree:
         over = False
         try:
             while not over:
-                for fd, _ in self._poll.poll():
+                found = self._poll.poll(LOOK_S * 1000)
+                if not found:
+                    self._kill_half_dead()
+                for fd, _ in found:
                     if fd in self._children:
                         over |= self._reap(fd)
                     elif fd == self._engine_end.fileno():
@@ -211,6 +215,13 @@ class _Tree:
         with contextlib.suppress(OSError):
             self._engine_end.send(msgspec.msgpack.encode([stage, index, status]))
         return False
+
+    def _kill_half_dead(self) -> None:
+        """A child whose main thread ended while others run does nothing any more, and its pidfd does not tell."""
+        for pid, _, _ in self._children.values():
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+                if file.read().rpartition(")")[2].split()[0] == "Z":
+                    os.kill(pid, signal.SIGKILL)
 
     def _serve_engine(self) -> bool:
         """A request of the engine, for a worker or for a signal to one; returns whether the engine is gone."""
