@@ -250,9 +250,9 @@ def _in_worker(hit: Callable[[str], None]) -> None:
     _after(channel.Sender, "send_waiting", hit, "written")
     setup, receive, put, fill = execute.StageWork.setup, channel.Receiver.receive, ring.Ring.put, channel._fill
 
-    def set_up(work: Any) -> None:
+    def set_up(work: Any, *more: Any) -> None:
         hit("setup")
-        setup(work)
+        setup(work, *more)
         for operator in work.operators:
             _midway(operator, hit)
 
@@ -334,10 +334,10 @@ class _Midway(list[Any]):
 def _midway(operator: Any, hit: Callable[[str], None]) -> None:
     run = operator.run
 
-    def reached(rows: Any) -> None:
+    def reached(rows: Any, *more: Any) -> None:
         rows.records = records = _Midway(rows.records)
         records.reached = lambda: hit("operator")
-        run(rows)
+        run(rows, *more)
         if rows.records is records:
             records.reached = lambda: None
 
