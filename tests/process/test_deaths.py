@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ from tests.process.helpers import (
     wait_until,
     workers,
 )
+from zephon.engine_process import _Server
 from zephon.errors import OperatorError, WorkerError
 from zephon.testing.recipes import Recipe
 from zephon.testing.strategies import executions, recipes
@@ -366,6 +368,18 @@ def test_the_engine_or_the_launcher_is_killed(who: Callable[[], int], waiting: b
     with line(400, Stand(tmp_path, 40)) as again:
         again.load_state_dict(state)
         assert found + ids(again) == list(range(400))
+
+
+def test_a_launcher_that_dies_with_an_order_unread_is_no_error_of_the_engine() -> None:
+    """The engine's socket says "reset" then; the trainer is to hear that the launcher died, and nothing else."""
+    own, launchers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own.send(b"a worker, please")
+    launchers.close()
+    server = object.__new__(_Server)
+    server._launcher, server._over = own, False
+    server._from_launcher()
+    assert server._over
+    own.close()
 
 
 @pytest.mark.slow
