@@ -392,7 +392,7 @@ def main() -> int:
                     failures.append(wrong)
         report(kit, figures, wanted.minutes)
     failures += judge_memory(memory.sizes, wanted.minutes * 60)
-    failures += left(descriptors + 1, threads, names)  # the board stays mapped
+    failures += left(descriptors, threads, names)
     for failure in failures:
         print(f"FAILED: {failure}")
     if not failures:

@@ -171,6 +171,7 @@ class Faults:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         os.environ.pop(VARIABLE, None)
+        self._board.cells.release()
         shutil.rmtree(self._board.folder, ignore_errors=True)
 
     def arm(self, point: str, way: str, times: int = 1, skip: int = 0) -> None:
@@ -200,7 +201,7 @@ class Faults:
         return sorted(found, key=lambda hit: hit.at_s)
 
     def short_shm(self, most_bytes: int) -> None:
-        """No reservation of more shared memory than this succeeds; of any kind, in all processes that start later."""
+        """From now on no reservation of more shared memory than this succeeds, of any kind, below the trainer."""
         self._board.cells[_SHORT] = most_bytes
 
 
