@@ -6,6 +6,7 @@
 #   make test-long  the same with 10,000 examples a property: for the night
 #   make bench      the measurements
 #   make soak-short twelve minutes of text through worker processes: memory must not grow, content must be right
+#   make soak       half an hour (--minutes) in which workers, engines and launchers die every second or so
 #   make lint       format, lint and types, as checked before a change is merged
 #   make clean      remove .venv, caches and what the examples made
 #
@@ -20,7 +21,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-long bench soak-short lint format clean
+.PHONY: help setup demo test test-long bench soak soak-short lint format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -55,6 +56,9 @@ bench: $(READY)
 
 soak-short: $(READY)
 	@$(BIN)/python bench/soak.py $(ARGS)
+
+soak: $(READY)
+	@$(BIN)/python bench/soak_faults.py $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff check .

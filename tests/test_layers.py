@@ -50,7 +50,7 @@ PLACES: dict[str, set[str]] = {
 
 # `testing` may import anything; nobody but the tests and these modules may import it.
 TESTING = "testing"
-USERS_OF_TESTING = {"zephon.testing", "zephon.cli.verify"}
+USERS_OF_TESTING = {"zephon.testing", "zephon.cli.verify", "zephon.runners.fresh"}  # the last one: if it is asked to
 
 
 class Import(NamedTuple):

@@ -207,6 +207,7 @@ class ProcessDriver:
             buffer.clear()
         for slot in self._slots.values():
             slot.close()
+        self._slots.clear()  # a mapping of which the user holds a batch goes with that batch
 
 
 def _no_descriptor_left(received: list[int]) -> Exception:

@@ -77,7 +77,8 @@ class _Server:
             stage = len(self._pools)
 
             def ask(index: int, signal: int = 0) -> None:
-                launcher.send(_encode([stage, index, signal]))
+                with contextlib.suppress(ConnectionError):  # it is dead, as its end of the socket is about to tell
+                    launcher.send(_encode([stage, index, signal]))
 
             self._pools.append(ProcessPool(work, next(stages), ask, job.max_worker_retries))
             self._guards.append(Guard(self._pools[-1], job.stall_warn_s, job.stall_timeout_s, ask, self._warn))
@@ -151,7 +152,9 @@ class _Server:
 
     def _from_launcher(self) -> None:
         """Deaths of workers."""
-        message = self._launcher.recv(1 << 16)
+        message = b""
+        with contextlib.suppress(ConnectionError):  # it died with our words unread
+            message = self._launcher.recv(1 << 16)
         if not message:
             self._over = True  # the trainer finds out why
             return

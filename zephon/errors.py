@@ -186,7 +186,9 @@ def _both(cause: BaseException | None, message: str, operator: str, where: str) 
 
 def _bare(kind: Any, args: tuple[Any, ...], members: Sequence[BaseException] | None) -> Any:
     """An exception of a class and args. Only the constructor of the built-in class runs: others may want more."""
-    built_in: Any = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
+    built_in: Any = kind
+    while built_in.__flags__ & _HEAP_TYPE:  # of several parents the one whose memory it shares, as Python demands
+        built_in = built_in.__base__
     if members is None:
         error = built_in.__new__(kind, *args)
     else:

@@ -122,6 +122,7 @@ REBUILT: dict[str, Make] = {
     "UnicodeDecodeError": lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
     "5 MB": lambda: ValueError("x" * 5_000_000),
     "no message": lambda: ValueError(),
+    "MemoryError": lambda: MemoryError("full"),
     "RecursionError": lambda: RecursionError("deep"),
     "message is a dict": lambda: AssertionError({"a": [1]}),
     "__str__ raises": NoText,
@@ -129,7 +130,6 @@ REBUILT: dict[str, Make] = {
     "slots": lambda: Slotted(4),
 }
 WRAPPED: dict[str, Make] = {
-    "MemoryError": lambda: MemoryError("full"),
     "sys.exit(3)": lambda: SystemExit(3),
     "sys.exit(0)": lambda: SystemExit(0),
     "StopIteration": StopIteration,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +37,7 @@ from tests.process.helpers import (
     wait_until,
     workers,
 )
+from zephon.engine_process import _Server
 from zephon.errors import OperatorError, WorkerError
 from zephon.testing.recipes import Recipe
 from zephon.testing.strategies import executions, recipes
@@ -218,6 +221,63 @@ def test_the_remedy_that_the_error_names_works() -> None:
         assert mended.counts()["dropped"] == {0: {"toy.excluded": 1}}
 
 
+def windowed(exclude: list[tuple[str, int]], *functions: Any, shuffled: bool = True, **options: Any) -> zp.Pipeline:
+    """400 ids on two lanes, in windows of 4 chunks, out of which a shuffle lets them go in another order."""
+    dataset = zp.Dataset.from_list("toy", [{"id": i} for i in range(400)], exclude=exclude)
+    pipeline = zp.Pipeline(zp.StaticMixture([dataset], seed=1, chunk_size=16))
+    for function in functions:
+        pipeline = pipeline.map(function)
+    if shuffled:
+        pipeline = pipeline.shuffle(20)
+        options["flush_every_k_chunks"] = 4
+    settings = {"runner": "process", "parallelism": 2, "canonical_replicas": 2, "task_records": 8, **options}
+    return pipeline.batch(4).options(**settings)
+
+
+@pytest.mark.parametrize("row", [37, slow(250), slow(399), 111])
+def test_the_remedy_works_in_the_middle_of_a_window(row: int) -> None:
+    """Samples of the killer's window were delivered before it: they come once, and all others too."""
+    function, found = Die(row, 1), []
+    with windowed([], function, prefetch_batches=1) as pipeline:
+        to_the_error(iter(pipeline), found)
+        state = pipeline.state_dict()
+    with windowed([("list", row)], function) as mended:
+        mended.load_state_dict(state, allow=["datasets.toy.exclude"])
+        assert sorted(found + ids(mended)) == [i for i in range(400) if i != row]
+
+
+def to_the_end(pipeline: zp.Pipeline) -> tuple[list[int], zp.errors.ZephonError | None]:
+    """The ids of all batches, and the error behind them, if there is one."""
+    found: list[int] = []
+    try:
+        for batch in pipeline:
+            found += ids([batch])
+    except zp.errors.ZephonError as error:
+        return found, error
+    return found, None
+
+
+@pytest.mark.parametrize("runner", ["inline", "process"])
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_a_delivered_row_is_not_left_out_afterwards(runner: str, shuffled: bool) -> None:
+    """What is made again from the state's place would be other samples: refused, or it makes no difference."""
+    with windowed([], runner="inline", shuffled=shuffled) as pipeline:
+        found = ids(islice(iter(pipeline), 21))
+        state = pipeline.state_dict()
+    refused = 0
+    for row in (found[0], found[-1], found[-9]):
+        with windowed([("list", row)], runner=runner, shuffled=shuffled) as pipeline:
+            pipeline.load_state_dict(state, allow=["datasets.toy.exclude"])
+            again, error = to_the_end(pipeline)
+        if error is None:
+            assert sorted(found + again) == list(range(400)), row
+        else:
+            assert isinstance(error, zp.errors.CheckpointError)
+            assert "exclude= of dataset 'toy' changed" in str(error)
+            refused += 1
+    assert refused
+
+
 def test_max_worker_retries_is_the_number_of_deaths_of_one_record() -> None:
     dying = line(8, Die(5, 1), max_worker_retries=5)
     with dying as pipeline, pytest.raises(WorkerError, match="killed its worker 5 times"):
@@ -308,6 +368,59 @@ def test_the_engine_or_the_launcher_is_killed(who: Callable[[], int], waiting: b
     with line(400, Stand(tmp_path, 40)) as again:
         again.load_state_dict(state)
         assert found + ids(again) == list(range(400))
+
+
+def test_a_launcher_that_dies_with_an_order_unread_is_no_error_of_the_engine() -> None:
+    """The engine's socket says "reset" then; the trainer is to hear that the launcher died, and nothing else."""
+    own, launchers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own.send(b"a worker, please")
+    launchers.close()
+    server = object.__new__(_Server)
+    server._launcher, server._over = own, False
+    server._from_launcher()
+    assert server._over
+    own.close()
+
+
+@pytest.mark.slow
+def test_a_hundred_deaths_leave_no_trace_in_engine_and_launcher() -> None:
+    """Descriptors and memory of both are after many replacements what they were after a few."""
+    with line(100_000, burn, max_worker_retries=10**6, prefetch_batches=1) as pipeline:
+        iterator = iter(pipeline)
+
+        def replaced() -> bool:
+            next(iterator)
+            return len(children(launcher())) == 3
+
+        def die(times: int) -> None:
+            for number in range(times):
+                victim = workers()[number % 2]
+                kill(victim)
+                wait_until(lambda victim=victim: not lives(victim), what="a death")
+                wait_until(replaced, what="a replacement")
+
+        next(iterator)
+        die(20)
+        both = (launcher(), engine())
+        few, sizes = [descriptors(pid) for pid in both], [rss_kib(pid) for pid in both]
+        die(100)
+        for pid, before, size in zip(both, few, sizes, strict=True):
+            wait_until(lambda pid=pid, before=before: descriptors(pid) <= before, 5, "the end of descriptors")
+            assert rss_kib(pid) < size + 4096
+
+
+def descriptors(pid: int) -> int:
+    """Open descriptors of a process, without those of its slots and rings, whose number has a bound of its own."""
+    found = 0
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += not os.readlink(path).startswith("/dev/shm")
+    return found
+
+
+def rss_kib(pid: int) -> int:
+    """Memory of a process that is no file's and not shared."""
+    return int(re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1])  # type: ignore[index]
 
 
 def test_the_iterator_is_over_after_a_death_of_the_engine() -> None:

@@ -21,7 +21,9 @@ from tests.process.test_deaths import (  # noqa: F401 - run again here
     test_workers_that_always_die_in_setup,
     test_workers_that_die_in_the_middle_of_a_task,
 )
+from tests.process.test_points import faults  # noqa: F401 - a fixture
 from zephon.runners import spawn
+from zephon.testing.points import Faults
 
 pytestmark = pytest.mark.law("L7")
 
@@ -43,6 +45,16 @@ def test_engine_and_workers_are_fresh_processes(capfd: pytest.CaptureFixture[str
         found += digests(iterator)
     assert found == digests(line(200, Enrich(), runner="inline"))
     assert capfd.readouterr().err.count(NOTICE) == 1
+
+
+def test_points_are_in_fresh_workers_too(faults: Faults) -> None:  # noqa: F811
+    with line(200, Enrich(), prefetch_batches=1) as pipeline:
+        iterator = iter(pipeline)
+        found = digests(islice(iterator, 2))
+        faults.arm("write", "SEGV", times=2)
+        found += digests(iterator)
+    assert found == digests(line(200, Enrich(), runner="inline"))
+    assert len(faults.hits()) == 2
 
 
 MODULE = """

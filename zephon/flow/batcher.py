@@ -6,11 +6,13 @@ from bisect import bisect_left
 
 import msgspec
 
-from zephon.errors import DataError, ZephonError
+from zephon.errors import CheckpointError, DataError, ZephonError
 from zephon.flow.progress import Counter, Counts, LaneState
 from zephon.flow.task import Drop, Run
 from zephon.ops.batch import Segment
 from zephon.record import event_place
+
+EXCLUDED = ".excluded"  # behind the name of a dataset: the reason of a drop
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -74,12 +76,16 @@ class LaneBatcher:
         items: list[Item] = []
         if self._is_dry(run):
             return [Failed(self._dry_error(run.lane))]
-        first = min(self._skip, len(run.samples))
+        first, position = min(self._skip, len(run.samples)), 0
         self._skip -= first
         if first:  # delivered before the restart, but samples all the same
-            self._dry_since, self._dry_from = event_place(run.events[first - 1])[0], self._counter.now
+            event = run.events[first - 1]
+            position = self._counter.at(event, run.drops, 0)
+            self._dry_since, self._dry_from = event_place(event)[0], self._counter.now
+            if not self._skip and (missed := self._newly_excluded()):
+                return [Failed(self._excluded_error(run.lane, missed))]
         drops = self._with_last(run, len(run.samples) - first)
-        position = self._cut_all(run, first, drops, items)
+        position = self._cut_all(run, first, drops, items, position)
         self._counter.at(run.through, drops, position)
         if run.mark is not None:
             self._pass_mark(run, items)
@@ -92,9 +98,9 @@ class LaneBatcher:
             return run.drops
         return [*run.drops, (run.mark.event, self._drop_last, rest)]
 
-    def _cut_all(self, run: Run, at: int, drops: list[Drop], items: list[Item]) -> int:
-        """Cuts every full batch, and holds the rest. Returns the position in `drops` that was reached."""
-        samples, events, position = run.samples, run.events, 0
+    def _cut_all(self, run: Run, at: int, drops: list[Drop], items: list[Item], position: int) -> int:
+        """Cuts every full batch, and holds the rest. Takes and returns the position in `drops` that was reached."""
+        samples, events = run.samples, run.events
         while at < len(samples):
             stop = min(len(samples), at + self._size - self._held)
             self._segments.append((samples, at, stop))
@@ -157,6 +163,22 @@ class LaneBatcher:
             return False
         first = run.events[0] if len(run.samples) else run.through
         return event_place(first)[0] - self._dry_since > self._dry_chunks
+
+    def _newly_excluded(self) -> list[str]:
+        """Datasets with rows before the last delivered sample that are left out now, and were not before the restart.
+
+        They, or what was made of them, may have been delivered; the samples to be dropped now are other ones then.
+        """
+        now = self._counter.now
+        names = [(name.removesuffix(EXCLUDED), i) for name, i in self._reasons.items() if name.endswith(EXCLUDED)]
+        return [name for name, i in names if now[i] != self._state.counts[i]]
+
+    def _excluded_error(self, lane: int, datasets: list[str]) -> CheckpointError:
+        return CheckpointError(
+            f"lane {lane}: exclude= of dataset {', '.join(map(repr, datasets))} changed for rows that come before the "
+            "last sample that this state delivered, so what follows cannot go on exactly there; leave out only rows "
+            "behind it, or load an older state"
+        )
 
     def _dry_error(self, lane: int) -> DataError:
         now = self._counter.now

@@ -29,6 +29,7 @@ from zephon.runners.worker import serve
 
 PR_SET_PDEATHSIG = 1
 ENGINE_STAGE = -1
+FAULTS = "ZEPHON_FAULTS"  # set by the kit that breaks things on purpose, for its own processes alone
 _CODE = """
 import sys
 sys.path[:] = {path!r}
@@ -79,6 +80,7 @@ def start(role: Role) -> int:
 
 def main(role: bytes) -> NoReturn:
     """The life of a fresh child."""
+    install_faults()
     own = msgspec.json.decode(role, type=Role)
     live(own.parent, lambda: _serve(own))
 
@@ -100,6 +102,12 @@ def flush_lines() -> None:
     """Children are killed in the end: what user code prints must not wait in a buffer then."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
+
+
+def install_faults() -> None:
+    """Where the fault kit started this tree: its points (`zephon/testing/points.py`). Else nothing is there."""
+    if FAULTS in os.environ:
+        importlib.import_module("zephon.testing.points").install()
 
 
 def _serve(own: Role) -> None:

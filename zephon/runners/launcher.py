@@ -28,13 +28,14 @@ from zephon.arena import engine_descriptors
 from zephon.errors import WorkerError, ZephonError, describe
 from zephon.ipc.segment import Segment
 from zephon.limits import limit_error, raise_descriptors
-from zephon.runners.fresh import ENGINE_STAGE, Role, flush_lines, live, num_threads, start
+from zephon.runners.fresh import ENGINE_STAGE, Role, flush_lines, install_faults, live, num_threads, start
 from zephon.runners.heap import trim
 from zephon.runners.orders import MOST_SHARED, unpack
 from zephon.runners.rings import lay_out, wire
 from zephon.runners.worker import serve
 
 MOST_ERROR_BYTES = 100_000
+LOOK_S = 1.0  # between two looks at children that may have lost their main thread
 
 
 def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoReturn:
@@ -46,6 +47,7 @@ def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoRe
     control, to_trainer = socket.socket(fileno=control_fd), socket.socket(fileno=engine_fd)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a preempted trainer may still save its state
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited: where it is ignored, a child's status is lost
     flush_lines()
     if trainer is None:
         os._exit(0)
@@ -53,6 +55,7 @@ def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoRe
         importlib.import_module(engine)
         gc.freeze()  # no collection touches these objects any more, so that children share their pages
         gc.enable()
+        install_faults()
         _Tree(engine, control, to_trainer).watch(trainer)
     except BaseException as error:
         _report(to_trainer, error)
@@ -188,7 +191,10 @@ class _Tree:
         over = False
         try:
             while not over:
-                for fd, _ in self._poll.poll():
+                found = self._poll.poll(LOOK_S * 1000)
+                if not found:
+                    self._kill_half_dead()
+                for fd, _ in found:
                     if fd in self._children:
                         over |= self._reap(fd)
                     elif fd == self._engine_end.fileno():
@@ -209,6 +215,13 @@ class _Tree:
         with contextlib.suppress(OSError):
             self._engine_end.send(msgspec.msgpack.encode([stage, index, status]))
         return False
+
+    def _kill_half_dead(self) -> None:
+        """A child whose main thread ended while others run does nothing any more, and its pidfd does not tell."""
+        for pid, _, _ in self._children.values():
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+                if file.read().rpartition(")")[2].split()[0] == "Z":
+                    os.kill(pid, signal.SIGKILL)
 
     def _serve_engine(self) -> bool:
         """A request of the engine, for a worker or for a signal to one; returns whether the engine is gone."""

@@ -11,7 +11,7 @@ once all workers rest, in part in the middle of whatever they do. A thread adds 
 from the seed; what a worker does just then is the machine's affair, so no two runs are quite the same.
 
 Linux only, as the process runner is. The pipeline needs a `max_worker_retries` beyond reach: whoever kills at random
-hits one record several times in the end.
+hits one record several times in the end. For deaths at named points, slow and failing reads see `points.py`.
 """
 
 from __future__ import annotations
