@@ -56,7 +56,8 @@ def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoRe
         gc.freeze()  # no collection touches these objects any more, so that children share their pages
         gc.enable()
         install_faults()
-        _Tree(engine, control, to_trainer).watch(trainer)
+        tree = _Tree(engine, control, to_trainer)  # kept: what it holds is never let go of one by one
+        tree.watch(trainer)
     except BaseException as error:
         _report(to_trainer, error)
         os._exit(1)
