@@ -355,14 +355,18 @@ def judge_memory(sizes: list[tuple[float, dict[str, float]]], seconds: float) ->
 
 def left(descriptors: int, threads: int, names: set[str]) -> Iterator[str]:
     """What is left behind, up to five seconds after the end."""
+
+    def new_names() -> list[str]:  # a neighbour's come and go
+        return sorted(name for name in proc.shared_names() - names if name.startswith("zephon-"))
+
     gc.collect()
     end = time.monotonic() + LEFT_S
-    while proc.descendants(os.getpid()) and time.monotonic() < end:
+    while (proc.descendants(os.getpid()) or new_names()) and time.monotonic() < end:
         time.sleep(0.05)
     if below := proc.descendants(os.getpid()):
         yield f"processes are left: {sorted(below)}"
-    if new := {name for name in proc.shared_names() - names if name.startswith("zephon-")}:
-        yield f"names in /dev/shm are left: {sorted(new)}"
+    if new := new_names():
+        yield f"names in /dev/shm are left: {new}"
     if (now := len(os.listdir("/proc/self/fd"))) > descriptors:
         yield f"{now - descriptors} descriptors are left"
     if (running := threading.active_count()) > threads:
