@@ -46,7 +46,7 @@ demo: $(READY)
 	@$(BIN)/python examples/demo.py
 
 test: $(READY)
-	@$(BIN)/python -m pytest -q $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadscope $(ARGS)
 
 test-long: $(READY)
 	@HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -o faulthandler_timeout=0 $(ARGS)

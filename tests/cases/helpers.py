@@ -61,7 +61,9 @@ def saved(line: zp.Pipeline) -> dict[str, Any]:
 
 
 def resumed(line: zp.Pipeline, state: dict[str, Any], **settings: Any) -> zp.Pipeline:
-    """A new pipeline of the same definition that starts at the state."""
+    """A new pipeline of the same definition that starts at the state; on threads, which start at once, if unset."""
+    if line._definition.options.execution.runner is None:
+        settings = {"runner": "threads", **settings}
     new = line.options(**settings)
     new.load_state_dict(through_json(state))
     return new

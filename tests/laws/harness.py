@@ -183,6 +183,6 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)
 
-    def read(self, rows: Any) -> Any:
+    def read(self, rows: Any, on: Any = None) -> Any:
         self.rows += [int(row) for row in rows]
-        return self._dataset.read(rows)
+        return self._dataset.read(rows, on)

@@ -41,7 +41,7 @@ class Endless:
     def locate(self, row: int) -> tuple[str, int]:
         return "s0", row
 
-    def read(self, rows: Any) -> list[dict[str, Any]]:
+    def read(self, rows: Any, on: Any = None) -> list[dict[str, Any]]:
         return [{"id": int(row), "text": f"{row} of many words"} for row in rows]
 
 
