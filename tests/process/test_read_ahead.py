@@ -14,7 +14,7 @@ import zephon as zp
 from tests.process.helpers import digests, ids, line
 from zephon.errors import OperatorError, WorkerError
 from zephon.flow.task import Task
-from zephon.runners.ahead import LEAST_WAIT_S, Ahead
+from zephon.runners.ahead import LEAST_WAIT_S, LOOK_AGAIN, WAITS_IN_A_ROW, Ahead
 
 
 class FarShard(msgspec.Struct, frozen=True, eq=False):
@@ -89,7 +89,9 @@ def cell() -> Any:
 def test_reading_goes_on_beside_the_caller() -> None:
     library = Library(slow=True)
     ahead, tasks = Ahead(library), [Task(seq, []) for seq in range(3)]
-    assert ahead.rows(tasks[0], cell())[0] == [0]
+    for number in range(WAITS_IN_A_ROW):
+        assert not ahead.useful, f"{number} waits may be the machine's affair"
+        assert ahead.rows(tasks[0], cell())[0] == [0]
     assert ahead.useful
     ahead.begin(tasks[1])
     assert library.asked.wait(10), "it is being read, and this thread is free"
@@ -102,10 +104,26 @@ def test_reading_goes_on_beside_the_caller() -> None:
     assert ahead.rows(tasks[1], cell())[0] == [1], "one that was not begun is read at once"
 
 
+def test_reading_ahead_ends_where_nothing_is_waited_for() -> None:
+    library = Library(slow=True)
+    ahead = Ahead(library)
+    for _ in range(WAITS_IN_A_ROW):
+        ahead.rows(Task(0, []), cell())
+    library.slow = False
+    begun = 0
+    while ahead.useful:
+        ahead.begin(task := Task(1, []))
+        assert ahead.rows(task, cell())[0] == [1]
+        begun += 1
+    assert begun == LOOK_AGAIN - 1
+    assert ahead.rows(Task(1, []), cell())[0] == [1], "one is read as before, and did not wait"
+    assert not ahead.useful
+
+
 def test_what_lies_at_hand_is_not_read_ahead() -> None:
     library = Library(slow=False)
     ahead = Ahead(library)
-    for seq in range(2):
+    for seq in (0, 1) * WAITS_IN_A_ROW:
         assert ahead.rows(Task(seq, []), cell())[0] == [seq]
     assert not ahead.useful
     assert len(set(library.threads)) == 1

@@ -1,7 +1,8 @@
 """Reads the rows of a worker's next task while its operators run, where reading means waiting.
 
 From memory or a page cache there is nothing to overlap, and a second thread would only fight for the interpreter. So
-the thread starts with the first rows that the worker had to wait for (a disk, a network).
+the thread starts where the worker had to wait for the rows of some tasks in a row (a disk, a network), and now and then
+a task is read as before, to see whether that is still so.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from zephon.ops.base import At
 from zephon.runners.whereabouts import WHOLE
 
 LEAST_WAIT_S = 0.0005  # for the rows of a task; less is not worth a change of threads
+WAITS_IN_A_ROW = 4  # a single one may be the machine's affair
+LOOK_AGAIN = 32  # tasks
 
 
 class Loader(Protocol):
@@ -35,8 +38,12 @@ class Ahead:
         self._read: queue.SimpleQueue[tuple[Any, float, BaseException | None]] = queue.SimpleQueue()
         self._task: Task | None = None
         self._thread: threading.Thread | None = None
-        self.useful = False
+        self._waited = self._begun = 0
+
+    @property
+    def useful(self) -> bool:
         """Whether reading has been found to wait, so that `begin` is worth its while."""
+        return self._waited >= WAITS_IN_A_ROW and self._begun % LOOK_AGAIN != LOOK_AGAIN - 1
 
     def begin(self, task: Task) -> None:
         """Begins to read the rows of the task that comes next."""
@@ -44,6 +51,7 @@ class Ahead:
             self._thread = threading.Thread(target=self._serve, name="zephon-read-ahead", daemon=True)
             self._thread.start()
         self._task = task
+        self._begun += 1
         self._wanted.put(task)
 
     def rows(self, task: Task, at: At) -> tuple[list[Any], float]:
@@ -60,8 +68,9 @@ class Ahead:
         began, cpu, waits = time.perf_counter(), time.thread_time(), _waits()
         found = self._loader.load(task, at)
         seconds = time.perf_counter() - began
-        if _waits() > waits and seconds - (time.thread_time() - cpu) >= LEAST_WAIT_S:
-            self.useful = True
+        waited = _waits() > waits and seconds - (time.thread_time() - cpu) >= LEAST_WAIT_S
+        self._waited = min(self._waited + 1, WAITS_IN_A_ROW) if waited else 0
+        self._begun += self._begun % LOOK_AGAIN == LOOK_AGAIN - 1
         return found, seconds
 
     def _serve(self) -> None:
