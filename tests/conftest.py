@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import re
@@ -30,6 +31,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """`--long`, or HYPOTHESIS_PROFILE=long, chooses the profile; hypothesis's own option wins over both."""
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("long" if config.getoption("--long") else os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(autouse=True)
+def log_level_comes_back() -> Iterator[None]:
+    """Commands ask for quiet, for a process that is theirs; here the next test is in it too."""
+    log = logging.getLogger("zephon")
+    before = log.level
+    yield
+    log.setLevel(before)
 
 
 @pytest.fixture(autouse=True)
