@@ -72,17 +72,16 @@ def affordable_slots(least: int, workers: int) -> int:
     A slot takes two descriptors in this process and two in the engine. Raises ConfigError where not even `least` are
     possible.
     """
-    engine = ENGINE_DESCRIPTORS + WORKER_DESCRIPTORS * workers
     soft, hard = resource_limit("NOFILE")
     most = max(least, MOST_SLOTS)
     if soft is not None:
-        most = min(most, (soft - num_descriptors() - SPARE_DESCRIPTORS) // 2)
+        most = min(most, (soft - trainer_descriptors(0)) // 2)
     if hard is not None:
-        most = min(most, (hard - engine) // 2)
+        most = min(most, (hard - engine_descriptors(workers, 0)) // 2)
     if most < least:
-        here = num_descriptors() + SPARE_DESCRIPTORS + 2 * least
+        engine, here = engine_descriptors(workers, least), trainer_descriptors(least)
         raise ConfigError(
-            f"{workers} workers and {least} batches in flight need {engine + 2 * least} open files in the engine's "
+            f"{workers} workers and {least} batches in flight need {engine} open files in the engine's "
             f"process and {here} in this one, but {hard or 'any number'} there and {soft} here are allowed "
             "(RLIMIT_NOFILE); lower parallelism or prefetch_batches, or raise the limit (ulimit -n)"
         )
@@ -92,6 +91,11 @@ def affordable_slots(least: int, workers: int) -> int:
 def engine_descriptors(workers: int, slots: int) -> int:
     """Open files that the engine, or the launcher, needs."""
     return ENGINE_DESCRIPTORS + WORKER_DESCRIPTORS * workers + 2 * slots
+
+
+def trainer_descriptors(slots: int) -> int:
+    """Open files that this process needs, with those that it has."""
+    return num_descriptors() + SPARE_DESCRIPTORS + 2 * slots
 
 
 def most_slots(least: int, slot_bytes: int, most: int | None = None) -> int:

@@ -6,8 +6,10 @@ import pickle
 import signal
 import threading
 import traceback
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 _LONGEST_TEXT = 4_000  # characters of a user's message that travel with an error
 _LONGEST_LINE = 500  # characters of one frame or message of a traceback that travels as a note
@@ -83,15 +85,25 @@ class OperatorError(ZephonError):
 
 def describe(error: BaseException) -> str:
     """`Type: message`, bounded, also for exceptions whose `__str__` raises."""
-    try:
-        text = str(error)
-    except BaseException as broken:
-        if is_ctrl_c(broken):
-            raise
-        text = f"<message unavailable: its __str__ raised {type(broken).__name__}>"
+    text = _tried(
+        lambda: str(error), lambda broken: f"<message unavailable: its __str__ raised {type(broken).__name__}>"
+    )
     if len(text) > _LONGEST_TEXT:
         text = f"{text[:_LONGEST_TEXT]}... ({len(text):,} characters)"
     return f"{type(error).__name__}: {text}"
+
+
+def _tried(make: Callable[[], _T], otherwise: Callable[[BaseException], _T]) -> _T:
+    """What `make` gives, or, where code of an exception's own class raises on the way, what `otherwise` makes of that.
+
+    A real Ctrl-C goes on.
+    """
+    try:
+        return make()
+    except BaseException as broken:
+        if is_ctrl_c(broken):
+            raise
+        return otherwise(broken)
 
 
 def is_ctrl_c(error: BaseException) -> bool:
@@ -270,12 +282,7 @@ def _sendable(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     """A value's repr, bounded."""
-    try:
-        return f"{value!r:.{_LONGEST_LINE}}"
-    except BaseException as broken:
-        if is_ctrl_c(broken):
-            raise
-        return f"<{type(value).__name__}>"
+    return _tried(lambda: f"{value!r:.{_LONGEST_LINE}}", lambda _: f"<{type(value).__name__}>")
 
 
 def _fields(error: BaseException) -> dict[str, Any]:
@@ -288,32 +295,20 @@ def _fields(error: BaseException) -> dict[str, Any]:
 
 def _pickled(value: Any) -> bytes:
     """A value pickled; nothing where that fails."""
-    try:
-        return pickle.dumps(value)
-    except BaseException as broken:
-        if is_ctrl_c(broken):
-            raise
-        return b""
+    return _tried(lambda: pickle.dumps(value), lambda _: b"")
 
 
 def _pickles(value: Any) -> bool:
     """Whether a value comes out of pickling."""
-    try:
-        pickle.loads(pickle.dumps(value))
-    except BaseException as broken:
-        if is_ctrl_c(broken):
-            raise
-        return False
-    return True
+    return _tried(lambda: (pickle.loads(pickle.dumps(value)), True)[1], lambda _: False)
 
 
 def _loaded(raw: bytes) -> BaseException | None:
     """The exception that was pickled, as itself or as its parts; None where it cannot be had in this process."""
-    try:
+
+    def load() -> Any:
         found = pickle.loads(raw)
-        error = _restore(*found) if isinstance(found, tuple) else found
-    except BaseException as broken:
-        if is_ctrl_c(broken):
-            raise
-        return None
+        return _restore(*found) if isinstance(found, tuple) else found
+
+    error = _tried(load, lambda _: None)
     return error if isinstance(error, BaseException) else None

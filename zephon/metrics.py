@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 
 
 class Metrics:
@@ -12,11 +11,6 @@ class Metrics:
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.totals: defaultdict[str, int] = defaultdict(int)
-
-    def add_seconds(self, seconds: Mapping[str, float]) -> None:
-        """Adds work done."""
-        for name, value in seconds.items():
-            self.seconds[name] += value
 
     def snapshot(self) -> dict[str, dict[str, float]]:
         """A copy, as plain data."""

@@ -7,7 +7,6 @@ import json
 import pickle
 import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -16,33 +15,11 @@ from typing import Any
 import pytest
 
 import zephon as zp
+from tests.process.raising import HoldsALock, KeywordOnly, NoText, ThreeArguments
 
 from .helpers import ids, on, pipeline, resumed, saved
 
 ROWS, BAD = 20, 7
-
-
-class ThreeArguments(Exception):
-    def __init__(self, msg: str, a: int, b: int) -> None:
-        super().__init__(f"{msg} {a} {b}")
-        self.a, self.b = a, b
-
-
-class KeywordOnly(ValueError):
-    def __init__(self, *, code: int) -> None:
-        super().__init__(code)
-        self.code = code
-
-
-class HoldsALock(Exception):
-    def __init__(self) -> None:
-        super().__init__("locked")
-        self.lock = threading.Lock()
-
-
-class NoText(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no text for you")
 
 
 class ExitsOnText(Exception):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.process.helpers import WITHOUT_TMPFILE
 from zephon.ipc import names
 
 START = names._started(os.getpid()) or 0
@@ -90,16 +91,10 @@ def test_a_missing_folder_is_fine(tmp_path: Path) -> None:
 
 
 # A process that dies between making the name and removing it, as a SIGKILL can have it.
-DIES = """
-import errno, os, signal
+DIES = f"""{WITHOUT_TMPFILE}
+import signal
 import posix_ipc
 from zephon.ipc.segment import Segment
-real = os.open
-def without_tmpfile(path, flags, *rest, **settings):
-    if flags & os.O_TMPFILE == os.O_TMPFILE:
-        raise OSError(errno.EOPNOTSUPP, "no unnamed files here")
-    return real(path, flags, *rest, **settings)
-os.open = without_tmpfile
 class Dies(posix_ipc.SharedMemory):
     def unlink(self):
         os.kill(os.getpid(), signal.SIGKILL) if LAST else super().unlink()

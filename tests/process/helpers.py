@@ -24,6 +24,18 @@ SHM = Path("/dev/shm")
 MARK = "ZEPHON_TEST_MARK"
 
 
+# For a script: its file system refuses unnamed files, so that memory has a name for a moment.
+WITHOUT_TMPFILE = """
+import errno, os
+real = os.open
+def without_tmpfile(path, flags, *rest, **settings):
+    if flags & os.O_TMPFILE == os.O_TMPFILE:
+        raise OSError(errno.EOPNOTSUPP, "no unnamed files here")
+    return real(path, flags, *rest, **settings)
+os.open = without_tmpfile
+"""
+
+
 def line(rows: int = 64, *functions: Any, batch: int = 4, **options: Any) -> zp.Pipeline:
     """ids 0, 1, 2, ... through `functions` on one lane (unless told otherwise) and two worker processes."""
     dataset = options.pop("dataset", None) or zp.Dataset.from_list("toy", [{"id": i} for i in range(rows)])

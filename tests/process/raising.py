@@ -42,6 +42,11 @@ class HoldsALock(Exception):
         self.lock, self.code = threading.Lock(), 7
 
 
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text for you")
+
+
 class LockArgument(Exception):
     def __init__(self) -> None:
         super().__init__("locked", threading.Lock())

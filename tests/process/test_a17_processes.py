@@ -16,26 +16,10 @@ import pytest
 import zephon as zp
 from tests.process.functions import Raise
 from tests.process.helpers import ids, line, run_script, slow
+from tests.process.raising import HoldsALock, NoText, ThreeArguments
 from zephon.errors import OperatorError
 
 ROWS, BAD = 20, 7
-
-
-class ThreeArguments(Exception):
-    def __init__(self, msg: str, a: int, b: int) -> None:
-        super().__init__(f"{msg} {a} {b}")
-        self.a, self.b = a, b
-
-
-class HoldsALock(Exception):
-    def __init__(self) -> None:
-        super().__init__("locked")
-        self.lock = threading.Lock()
-
-
-class NoText(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no text for you")
 
 
 class Coded(ValueError):

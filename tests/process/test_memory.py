@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -34,18 +35,24 @@ def endless(pipeline: zp.Pipeline) -> Iterator[zp.Batch]:
         yield from pipeline
 
 
-def test_flat_over_thousands_of_batches() -> None:
-    """Arrays, ragged arrays, text and nested values; four passes of a small dataset would restart, so one long one."""
-    dataset = zp.Dataset.from_list("toy", [{"id": i} for i in range(40_000)])
-    with line(0, Enrich(), dataset=dataset, batch=8, canonical_replicas=4, ring_bytes=65_536) as pipeline:
+def sampled(rows: int, rounds: int, batches: int, **options: Any) -> list[int]:
+    """The memory of the tree behind each of some rounds of so many batches: arrays, text and nested values."""
+    dataset = zp.Dataset.from_list("toy", [{"id": i} for i in range(rows)])
+    with line(0, Enrich(), dataset=dataset, batch=8, **options) as pipeline:
         iterator = iter(pipeline)
         samples = []
-        for _ in range(4):
-            for batch in islice(iterator, 500):
-                assert len(batch["text"]) == 8
+        for _ in range(rounds):
+            for batch in islice(iterator, batches):
+                assert len(batch["text"]) == len(batch["meta"]) == 8
             del batch
             gc.collect()
             samples.append(tree_memory())
+    return samples
+
+
+def test_flat_over_thousands_of_batches() -> None:
+    """Four passes of a small dataset would restart, so one long one."""
+    samples = sampled(40_000, 4, 500, canonical_replicas=4, ring_bytes=65_536)
     assert samples[-1] < samples[0] * 1.05 + 4 * MIB, samples
 
 
@@ -77,14 +84,5 @@ def test_a_trainer_that_stops_reading_holds_the_tree_back() -> None:
 
 @pytest.mark.slow
 def test_flat_over_very_many_batches() -> None:
-    dataset = zp.Dataset.from_list("toy", [{"id": i} for i in range(400_000)])
-    with line(0, Enrich(), dataset=dataset, batch=8, canonical_replicas=8, parallelism=2) as pipeline:
-        iterator = iter(pipeline)
-        samples = []
-        for _ in range(8):
-            for batch in islice(iterator, 6000):
-                batch["text"], batch["meta"]
-            del batch
-            gc.collect()
-            samples.append(tree_memory())
+    samples = sampled(400_000, 8, 6000, canonical_replicas=8, parallelism=2)
     assert samples[-1] < samples[1] * 1.05, samples

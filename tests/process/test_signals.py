@@ -15,7 +15,7 @@ from tests.process.helpers import Script, is_clean, wait_until
 pytestmark = pytest.mark.law("L8")
 
 START = """
-import json, os, signal, sys, time
+import json, os, signal, sys, threading, time
 import zephon as zp
 def work(record):
     SLOW
@@ -24,7 +24,7 @@ dataset = zp.Dataset.from_list("toy", [{"id": i} for i in range(100_000)])
 pipeline = zp.Pipeline(zp.StaticMixture([dataset], seed=3, shuffle="none")).map(work).batch(4)
 pipeline = pipeline.options(runner="process", parallelism=2, canonical_replicas=2, task_records=4)
 """
-QUICK, STUCK = START.replace("SLOW", "pass"), START.replace("SLOW", "time.sleep(60)")
+QUICK, STUCK = START.replace("SLOW", "pass"), START.replace("SLOW", "threading.Event().wait(60)")
 LOOP = """
 print("start", flush=True)
 for number, batch in enumerate(pipeline):

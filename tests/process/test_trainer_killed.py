@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.process.helpers import ROOT, Script, kill, launcher, slow, wait_until
+from tests.process.helpers import ROOT, WITHOUT_TMPFILE, Script, kill, launcher, slow, wait_until
 
 pytestmark = pytest.mark.law("L8")
 
@@ -65,24 +65,12 @@ def reference(tmp_path: Path) -> list[list[int]]:
     return job.lines()
 
 
-# Where unnamed files are refused, memory has a name for a moment, which a SIGKILL may leave for a later start.
-NAMED = """
-import errno, os
-real = os.open
-def without_tmpfile(path, flags, *rest, **settings):
-    if flags & os.O_TMPFILE == os.O_TMPFILE:
-        raise OSError(errno.EOPNOTSUPP, "no unnamed files here")
-    return real(path, flags, *rest, **settings)
-os.open = without_tmpfile
-"""
-
-
 @pytest.fixture(params=["unnamed", slow("named")])
 def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     """Of a job: which way to shared memory it takes."""
     if request.param == "unnamed":
         return {}
-    (tmp_path / "sitecustomize.py").write_text(NAMED)
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_TMPFILE)  # a SIGKILL may leave a name for a later start
     return {"env": {"PYTHONPATH": f"{tmp_path}:{ROOT}"}}
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Iterator
 from functools import partial
-from typing import IO, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,6 +14,7 @@ from zephon.bench import corpus, operators, peers, proc, report, workloads
 from zephon.bench.plot import save_plot
 from zephon.bench.rounds import measure, run_rounds
 from zephon.bench.spec import Row, Spec
+from zephon.cli.output import json_lines
 from zephon.cli.target import load_target
 from zephon.errors import ConfigError
 from zephon.options import Options
@@ -47,7 +46,7 @@ def bench(
     if not console.is_terminal:
         console.width = _WIDTH
     with contextlib.ExitStack() as stack:
-        lines = stack.enter_context(_json_lines(json_file))
+        lines = stack.enter_context(json_lines(json_file))
         rows = _run(specs, rounds)
         for row in rows if lines is not None else ():
             print(report.json_line(row), file=lines, flush=True)
@@ -83,20 +82,6 @@ def _specs(
     if workloads.find(workload) is workloads.TARGET:
         load_target(workload).close()  # a wrong target is told here, once
     return specs
-
-
-@contextlib.contextmanager
-def _json_lines(path: str | None) -> Iterator[IO[str] | None]:
-    """Where JSON goes: a new file, standard output, or nowhere. Opened before anything is measured."""
-    if path is None or path == "-":
-        yield sys.stdout if path else None
-        return
-    try:
-        file = open(path, "w", encoding="utf-8")  # noqa: SIM115
-    except OSError as error:
-        raise ConfigError(f"--json {path}: {error.strerror}") from error
-    with file:
-        yield file
 
 
 def _names(text: str) -> list[str]:

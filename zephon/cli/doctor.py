@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from zephon.cli import FOUND
 from zephon.cli.machine import Check, look
-from zephon.errors import ConfigError
+from zephon.cli.output import json_lines
 
 _WIDTH = 118  # of the table where the output is no terminal
 _STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red"}
@@ -35,25 +34,14 @@ def doctor(
         console.width = _WIDTH
     with console.status("looking at this machine ..."):
         checks = list(look())
-    if json_file is not None:
-        _write(json_file, checks)
+    with json_lines(json_file) as lines:
+        if lines is not None:
+            lines.writelines(f"{msgspec.json.encode(check).decode()}\n" for check in checks)
     console.print(_table(checks))
     console.print()
     console.print(_summary(checks), markup=False, soft_wrap=True)
     if any(check.status == "failure" for check in checks):
         raise typer.Exit(FOUND)
-
-
-def _write(path: str, checks: Sequence[Check]) -> None:
-    lines = "".join(f"{msgspec.json.encode(check).decode()}\n" for check in checks)
-    if path == "-":
-        sys.stdout.write(lines)
-        return
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(lines)
-    except OSError as error:
-        raise ConfigError(f"--json {path}: {error.strerror}") from error
 
 
 def _table(checks: Sequence[Check]) -> Table:

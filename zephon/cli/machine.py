@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from zephon.arena import MOST_SLOTS, SPARE_DESCRIPTORS, engine_descriptors
+from zephon.arena import MOST_SLOTS, engine_descriptors, trainer_descriptors
 from zephon.errors import describe
 from zephon.identity import affinity_cpus, available_cpus
 from zephon.ipc.segment import Segment, ways
-from zephon.limits import cpu_limit, memory_left, memory_limit, num_descriptors, process_limit, resource_limit
+from zephon.limits import cpu_limit, memory_left, memory_limit, process_limit, resource_limit
 from zephon.options import ExecutionOptions
 from zephon.session import DEFAULT_RUNNER
 
@@ -131,7 +131,7 @@ _ANOTHER_WAY = "nothing to do where another way works: see the row 'shared memor
 def _descriptors() -> Iterator[Check]:
     soft, hard = resource_limit("NOFILE")
     engine = engine_descriptors(available_cpus(), MOST_SLOTS)
-    here = num_descriptors() + SPARE_DESCRIPTORS + 2 * MOST_SLOTS
+    here = trainer_descriptors(MOST_SLOTS)
     found = f"{_number(soft)}, and up to {_number(hard)} if asked for; {max(here, engine)} are enough"
     good = (soft is None or soft >= here) and (hard is None or hard >= engine)
     yield _judged("open files (NOFILE)", found, "raise it: ulimit -n 4096, or LimitNOFILE= of the service", good)

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from zephon.cli import FOUND, INTERRUPTED
+from zephon.cli.output import json_lines
 from zephon.cli.target import load_target
 from zephon.errors import ConfigError
 from zephon.testing.verify import DEATHS, Check, Verification
@@ -52,9 +53,7 @@ def verify(
     was killed in one), 2 wrong use.
     """
     with contextlib.ExitStack() as stack:
-        lines: IO[str] | None = None
-        if json_file is not None:
-            lines = sys.stdout if json_file == "-" else stack.enter_context(_open(json_file))
+        lines = stack.enter_context(json_lines(json_file))
         # What the pipeline's own code prints must not run into the JSON.
         stack.enter_context(contextlib.redirect_stdout(sys.stderr if json_file == "-" else sys.stdout))
         logging.getLogger("zephon").setLevel(logging.ERROR)  # uneven topologies are meant here
@@ -90,13 +89,6 @@ def _numbers(text: str | None) -> list[int] | None:
         raise ConfigError(
             f"--topologies {text}: whole numbers with commas between are wanted, for example 1,2,4"
         ) from None
-
-
-def _open(path: str) -> IO[str]:
-    try:
-        return open(path, "w", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--json {path}: {error.strerror}") from error
 
 
 def _run(verification: Verification, lines: IO[str] | None) -> list[Check]:

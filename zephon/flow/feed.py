@@ -17,9 +17,7 @@ from zephon.flow.task import Mark, Slice
 from zephon.record import MAX_CHUNK_SIZE, Pointers, event_at
 from zephon.work.source import WorkSource
 
-AHEAD_POINTERS: Final = (
-    1024  # of a lane that are made at once: the cost of one falls with their number until about here
-)
+AHEAD_POINTERS: Final = 1024  # of a lane that are made at once: up to about here the cost of one falls
 
 
 def check_pointers(pointers: Pointers, num_datasets: int, where: str) -> None:
