@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from zephon.ops.accumulator import Accumulator, Emitted, Key, Part, Ref
+from zephon.ops.accumulator import Accumulator, Emitted, Held, Key, Part, Ref
 from zephon.ops.base import Operator, Rows
 from zephon.ops.filter import Filter
 from zephon.ops.flat_map import FlatMap
@@ -281,8 +281,9 @@ class Runs(Accumulator):
         return {"ids": [record["id"] for record, _, _ in parts]}
 
 
-def test_the_sound_one() -> None:
+def test_the_sound_ones() -> None:
     check_accumulator(Runs, RECORDS)
+    check_accumulator(Kept, RECORDS)
 
 
 class MixesLanes(Runs):
@@ -586,6 +587,36 @@ class BadLength(Runs):
         return 0.5  # type: ignore[return-value]
 
 
+class Kept(Runs):
+    """A sound one with a state."""
+
+    def state(self, lane: int) -> Held:
+        return Held(self._held[lane].copy())
+
+    def load(self, lane: int, key: Key, held: Held) -> None:
+        self._held[lane] = list(held.items)
+
+
+class ForgetsItsState(Kept):
+    def load(self, lane: int, key: Key, held: Held) -> None:
+        self._held[lane] = []
+
+
+class LiveState(Kept):
+    def state(self, lane: int) -> Held:
+        return Held(self._held[lane])
+
+
+class OddPlain(Kept):
+    def state(self, lane: int) -> Held:
+        return Held(self._held[lane].copy(), object())
+
+
+class HoldsOthers(Kept):
+    def state(self, lane: int) -> Held:
+        return Held([("nobody", 0, 1)])
+
+
 class OtherCollate(Pack):
     """Builds another record than what its batches hold."""
 
@@ -638,6 +669,10 @@ class ReadsMore(Pack):
         (BuildRaises, r"raised in build\(\): KeyError"),
         (BadLength, r"gave the length 0\.5 from group_length\(\)"),
         (lambda: ReadsMore(8), r"raised in build\(\): KeyError"),
+        (ForgetsItsState, "does not go on where its state was taken"),
+        (LiveState, "changes a state that it gave away"),
+        (OddPlain, r"more in Held\.plain than plain data"),
+        (HoldsOthers, "holds .*: refs or parts are wanted"),
         (lambda: OtherCollate(8), r"another batch from collate\(\)"),
     ],
 )

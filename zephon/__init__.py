@@ -11,6 +11,7 @@ _PLACES = {
     "Batch": "zephon.batch",
     "Dataset": "zephon.io.dataset",
     "Emitted": "zephon.ops.accumulator",
+    "Held": "zephon.ops.accumulator",
     "MISSING": "zephon.record",
     "Operator": "zephon.ops.base",
     "Pipeline": "zephon.pipeline",
@@ -27,6 +28,7 @@ __all__ = [  # noqa: RUF022
     "Batch",
     "Dataset",
     "Emitted",
+    "Held",
     "MISSING",
     "Operator",
     "Pipeline",
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from zephon.io.dataset import Dataset as Dataset
     from zephon.ops.accumulator import Accumulator as Accumulator
     from zephon.ops.accumulator import Emitted as Emitted
+    from zephon.ops.accumulator import Held as Held
     from zephon.ops.base import Operator as Operator
     from zephon.pipeline import Pipeline as Pipeline
     from zephon.record import MISSING as MISSING

@@ -72,8 +72,22 @@ class Emitted:
             self.failure = (trigger, error)
 
 
+class Held(msgspec.Struct, frozen=True):
+    """What an accumulator holds of a lane between two pushes, without payload.
+
+    `items`: refs or parts, (cursor, number, number), in an order that only the accumulator need understand. `plain`:
+    whatever else it must know, as plain data: numbers, strings, lists and dicts of these, as msgpack carries them.
+    """
+
+    items: Sequence[tuple[Any, int, int]] = ()
+    plain: Any = None
+
+
 class Accumulator(Node):
     """Regroups or reorders the records of each lane; subclass it, and give `open`, `push`, `flush` and `build`.
+
+    With `state` and `load` it can be resumed in the middle of a window. Without them it needs
+    `flush_every_k_chunks` of at least 1: a restart then reads the open window again.
 
     `preserves`: it emits the refs themselves, whole and unchanged (a shuffle), and needs no `build`.
     `measures`: it wants lengths; `measure` then runs in the workers for every record.
@@ -105,6 +119,28 @@ class Accumulator(Node):
     def flush(self, lane: int) -> Emitted:
         """Ends the window: lets everything go that is held."""
         raise ConfigError(f"{type(self).__qualname__} must define flush(self, lane)")
+
+    @property
+    def holds(self) -> int:
+        """About how many refs it holds of a lane, at most: how often a state of it is worth taking."""
+        return 1
+
+    def state(self, lane: int) -> Held:
+        """What is held of the lane now. Nothing that is pushed later may change the value returned."""
+        raise ConfigError(f"{type(self).__qualname__} must define state(self, lane)")
+
+    def load(self, lane: int, key: Key, held: Held) -> None:
+        """In place of `open`: goes on where `state` was taken. The cursors are others, for the same records.
+
+        `key` is the one that the window was opened with. Raises ValueError for what is no state of this accumulator.
+        """
+        raise ConfigError(f"{type(self).__qualname__} must define load(self, lane, key, held)")
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the class has `state` and `load` of its own."""
+        kind = type(self)
+        return kind.state is not Accumulator.state and kind.load is not Accumulator.load
 
     def group_length(self, group: list[Part]) -> int:
         """The measured length of a built group."""

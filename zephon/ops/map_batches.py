@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from zephon.ops.accumulator import Accumulator, Emitted, Key, Part, Ref
+from zephon.ops.accumulator import Accumulator, Emitted, Held, Key, Part, Ref
 from zephon.ops.base import MAX_CHILDREN, Node, Rows, check_count
 from zephon.ops.flat_map import FlatMap
 from zephon.record import Record
@@ -79,6 +79,18 @@ class GroupBy(Accumulator):
             emitted.add(0, self._held[lane])
             self._held[lane] = []
         return emitted
+
+    @property
+    def holds(self) -> int:
+        return self.size
+
+    def state(self, lane: int) -> Held:
+        return Held(self._held[lane].copy())
+
+    def load(self, lane: int, key: Key, held: Held) -> None:
+        if len(held.items) >= self.size:
+            raise ValueError(f"{len(held.items):,} records are held, and a group has size={self.size:,}")
+        self._held[lane] = list(held.items)
 
     def build(self, parts: list[tuple[Record, int, int]]) -> Record:
         return {GROUP: [record for record, _, _ in parts]}

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zephon.errors import ConfigError, DataError
-from zephon.ops.accumulator import Accumulator, Emitted, Key, Part, Ref
+from zephon.ops.accumulator import Accumulator, Emitted, Held, Key, Part, Ref
 from zephon.ops.base import check_count, token_ids
 from zephon.record import Record, record_of
 
@@ -123,6 +123,15 @@ class Pack(Accumulator):
             emitted.add(0, self._held[lane])
         self._held[lane], self._filled[lane] = [], 0
         return emitted
+
+    def state(self, lane: int) -> Held:
+        return Held(self._held[lane].copy())
+
+    def load(self, lane: int, key: Key, held: Held) -> None:
+        self._held[lane] = list(held.items)
+        self._filled[lane] = sum(stop - start for _, start, stop in held.items)
+        if self._filled[lane] >= self.max_length:
+            raise ValueError(f"{self._filled[lane]:,} tokens are held, and a sequence has {self.max_length:,}")
 
     def group_length(self, group: list[Part]) -> int:
         return self.max_length

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zephon.ops.accumulator import Accumulator, Emitted, Key, Ref
+from zephon.ops.accumulator import Accumulator, Emitted, Held, Key, Ref
 from zephon.ops.base import check_count
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -73,3 +73,16 @@ class Shuffle(Accumulator):
         emitted.groups, emitted.triggers = held, [0] * len(held)
         self._held[lane] = []
         return emitted
+
+    @property
+    def holds(self) -> int:
+        return self.buffer_size
+
+    def state(self, lane: int) -> Held:
+        return Held(self._held[lane].copy(), self._drawn[lane])
+
+    def load(self, lane: int, key: Key, held: Held) -> None:
+        self.open(lane, key)
+        if len(held.items) > self.buffer_size:
+            raise ValueError(f"{len(held.items):,} records are held, more than buffer_size={self.buffer_size:,}")
+        self._held[lane], self._drawn[lane] = list(held.items), held.plain

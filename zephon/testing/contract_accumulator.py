@@ -8,19 +8,30 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from zephon.canonical import canonical_bytes
 from zephon.errors import describe
 from zephon.ipc.columns import make_columns
-from zephon.ops.accumulator import Accumulator, Key, Ref
+from zephon.ops.accumulator import Accumulator, Held, Key, Ref
 from zephon.ops.batch import stack_records
 from zephon.record import Block, Lineage, Record
 from zephon.testing.contract_base import ContractBroken, broken, check_settings, content, travelled
-from zephon.testing.contract_log import Let, Window, check_covered, check_flushed, interleaved, pushes, run_window
+from zephon.testing.contract_log import (
+    Let,
+    Window,
+    check_covered,
+    check_flushed,
+    failed,
+    flush,
+    interleaved,
+    pushes,
+    run_window,
+)
 
 _WINDOWS = 3
 
@@ -37,7 +48,8 @@ def check_accumulator(make: Make, records: Sequence[Record], lanes: int = 3, see
     Checked: it survives deepcopy and cloudpickle; settings() are plain and stable; the same refs and key give the same
     in another instance, among other lanes, in other cuts (where `batched`) and after open; triggers and (cursor, start,
     stop) are in range; every unit of every ref leaves exactly once, or is dropped under a declared reason; a flush lets
-    everything go; `preserves` is true; build and measure are functions of what they are given.
+    everything go; a state taken anywhere and loaded elsewhere goes on the same; `preserves` is true; build and measure
+    are functions of what they are given.
     """
     first = make()
     if not isinstance(first, Accumulator):
@@ -57,6 +69,8 @@ def check_accumulator(make: Make, records: Sequence[Record], lanes: int = 3, see
     _reopened(make, windows[0], truth[0])
     if first.batched:
         _cuts(make, windows, truth, rng)
+    if first.has_state:
+        _resumed(make, windows, truth, rng)
     check_settings(first, lambda: [run_window(first, window) for window in windows])
     if not first.preserves:
         _built(make(), records, truth)
@@ -193,6 +207,60 @@ def _cuts(make: Make, windows: Sequence[Window], truth: Sequence[Log], rng: rand
                     "depends on how refs are cut into pushes: the same refs in other pushes let other things go; "
                     "decide ref by ref, or set batched = False",
                 )
+
+
+def _resumed(make: Make, windows: Sequence[Window], truth: Sequence[Log], rng: random.Random) -> None:
+    """A state taken between any two refs, and loaded into a fresh instance: the window goes on as it would have."""
+    for window, log in zip(windows, truth, strict=True):
+        accumulator, so_far, at = make(), list[Let](), 0
+        accumulator.open(window.lane, window.key)
+        for stop in sorted(rng.sample(range(len(window.refs) + 1), min(8, len(window.refs) + 1))):
+            so_far += _moved(pushes(accumulator, window._replace(refs=window.refs[at:stop])), at)
+            if failed(so_far):
+                break
+            at, held = stop, _held(accumulator, window)
+            before, other = copy.deepcopy(held), make()
+            other.load(window.lane, window.key, Held(list(held.items), msgspec.msgpack.decode(_plain(other, held))))
+            rest = _moved(pushes(other, window._replace(refs=window.refs[at:])), at)
+            rest += [] if failed(rest) else flush(other, window.lane)
+            if not _same(so_far + rest, log):
+                raise broken(
+                    other,
+                    f"does not go on where its state was taken: with the state behind ref {at} of {len(window.refs)} "
+                    "other things were let go; state(lane) must say all that later decisions depend on",
+                )
+            list(pushes(accumulator, window._replace(refs=window.refs[at : at + 1])))
+            accumulator.load(window.lane, window.key, before)
+            if held != before:
+                raise broken(accumulator, "changes a state that it gave away before: state(lane) must return copies")
+
+
+def _moved(lets: Iterable[list[Let]], by: int) -> list[Let]:
+    """A log with its triggers counted from the window's start, up to a failure."""
+    log: list[Let] = []
+    for some in lets:
+        log += [let._replace(trigger=by + let.trigger) for let in some]
+        if failed(log):
+            break
+    return log
+
+
+def _held(accumulator: Accumulator, window: Window) -> Held:
+    """The state, if it has its form."""
+    held, known = accumulator.state(window.lane), {ref[0] for ref in window.refs}
+    if not isinstance(held, Held):
+        raise broken(accumulator, f"returned {type(held).__name__} from state(): a zephon.Held is wanted")
+    for item in held.items:
+        if not (isinstance(item, tuple) and len(item) == 3 and item[0] in known):
+            raise broken(accumulator, f"holds {item!r}: refs or parts are wanted, (cursor, number, number)")
+    return held
+
+
+def _plain(accumulator: Accumulator, held: Held) -> bytes:
+    try:
+        return msgspec.msgpack.encode(held.plain)
+    except TypeError as error:
+        raise broken(accumulator, f"has more in Held.plain than plain data: {error}") from error
 
 
 def _built(accumulator: Accumulator, records: Sequence[Record], truth: Sequence[Log]) -> None:

@@ -59,7 +59,7 @@ def interleaved(
             logs[i] += lets
     for (accumulator, window), log in zip(pairs, logs, strict=True):
         if not failed(log):
-            log += _flush(accumulator, window.lane)
+            log += flush(accumulator, window.lane)
     return logs
 
 
@@ -118,7 +118,8 @@ def _push(accumulator: Accumulator, lane: int, refs: list[Ref], start: int) -> l
     return [let._replace(trigger=start + let.trigger) for let in sorted(lets, key=lambda let: let.trigger)]
 
 
-def _flush(accumulator: Accumulator, lane: int) -> list[Let]:
+def flush(accumulator: Accumulator, lane: int) -> list[Let]:
+    """What a flush lets go."""
     emitted = _emitted(accumulator, "flush", lambda: accumulator.flush(lane))
     lets = _lets(accumulator, emitted, [FLUSH] * len(emitted.groups))
     return [let._replace(trigger=FLUSH) for let in lets]
@@ -128,7 +129,7 @@ def check_flushed(accumulator: Accumulator, window: Window) -> None:
     """A flush lets everything go at once: a second one finds nothing."""
     if failed(run_window(accumulator, window)):
         return
-    again = _flush(accumulator, window.lane)
+    again = flush(accumulator, window.lane)
     if again:
         raise broken(
             accumulator,
