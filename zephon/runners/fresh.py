@@ -117,11 +117,11 @@ def _serve(own: Role) -> None:
     packed = Segment(*own.orders)
     orders = unpack(packed.map[:], own.shared)
     packed.close()
-    wirings = wire(own.layout)
+    wirings, station = wire(own.layout)
     if own.stage != ENGINE_STAGE:
         serve(orders.works[own.stage], *wirings[own.stage][own.index].worker_ends())
     to_trainer, to_launcher = (socket.socket(fileno=fd) for fd in own.sockets)
-    importlib.import_module(own.engine).serve(orders.job, wirings, to_trainer, to_launcher)
+    importlib.import_module(own.engine).serve(orders.job, wirings, station, to_trainer, to_launcher)
 
 
 def _die_with(parent: int) -> None:

@@ -327,9 +327,10 @@ class ProcessPool:
         piece = self._workers[stall.index].piece_at(stall.spot)
         return f"worker {stall.index}: {self._work.describe(stall.spot, piece.slices if piece else [])}"
 
-    def condemn(self, stall: Stall) -> None:
-        """Its worker is about to be killed for it."""
+    def condemn(self, stall: Stall) -> str:
+        """Notes that its worker is about to be killed for it; returns what follows from that."""
         self._workers[stall.index].stall = stall
+        return "its worker is ended and the work tried again"
 
     def _replace(self, worker: _Worker) -> None:
         """A fresh process on the same rings gets exactly what is unfinished."""
