@@ -15,7 +15,7 @@ import pytest
 
 import zephon as zp
 from tests.process.functions import Full
-from tests.process.helpers import Script, children, digests, ids, kill, launcher, line, run_script
+from tests.process.helpers import Script, children, digests, ids, kill, launcher, line, run_script, slow
 
 POOL = """
 import multiprocessing, os, sys, threading
@@ -43,7 +43,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", slow("forkserver"), "spawn"])
 def test_two_loaders_inside_the_daemonic_workers_of_a_pool(method: str, tmp_path: Any) -> None:
     path = tmp_path / "job.py"
     path.write_text(POOL)
@@ -51,10 +51,12 @@ def test_two_loaders_inside_the_daemonic_workers_of_a_pool(method: str, tmp_path
     assert (status, out.strip(), err) == (0, "done", "")
 
 
-def test_nothing_is_left_when_the_outer_pool_dies(tmp_path: Any) -> None:
+@pytest.mark.parametrize("method", [slow("fork"), "forkserver", slow("spawn")])
+def test_nothing_is_left_when_the_outer_pool_dies(method: str, tmp_path: Any) -> None:
+    """Killed, with all its workers, in the middle of their loaders."""
     path = tmp_path / "job.py"
     path.write_text(POOL)
-    script = Script("", argv=[str(path), "wait", "fork"])
+    script = Script("", argv=[str(path), "wait", method])
     assert [script.readline(), script.readline()] == ["loaded", "loaded"]
     for pid, command in script.processes().items():
         if "launcher" not in command:
