@@ -11,6 +11,7 @@ import time
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 
 import zephon as zp
@@ -81,6 +82,29 @@ def test_an_operator_with_a_pool_of_its_own() -> None:
     with pipeline.options(runner="process", parallelism=2, canonical_replicas=1) as running:
         assert ids(running) == list(range(24))
     assert not children(os.getpid())
+
+
+class Ending(zp.Operator):
+    """Starts processes in several ways, which would run for long, and terminates them."""
+
+    def process(self, record: dict[str, Any]) -> dict[str, Any]:
+        program = subprocess.Popen(["sleep", "60"])
+        program.terminate()
+        ends = [program.wait(10)]
+        for method in ("fork", "spawn"):
+            child = multiprocessing.get_context(method).Process(target=time.sleep, args=(60,))
+            child.start()
+            child.terminate()
+            child.join(10)
+            ends.append(child.exitcode if child.exitcode is not None else 0)
+        return {"id": record["id"], "ends": np.array(ends)}
+
+
+def test_processes_that_an_operator_starts_can_be_terminated() -> None:
+    """Its own process holds SIGTERM off; those that it starts do not."""
+    pipeline = zp.Pipeline(zp.StaticMixture([zp.Dataset.from_list("toy", [{"id": 1}])])).apply(Ending()).batch(1)
+    with pipeline.options(runner="process", parallelism=1, canonical_replicas=1) as running:
+        assert next(iter(running))["ends"].tolist() == [[-signal.SIGTERM] * 3]
 
 
 def forked(work: Any) -> int:

@@ -30,7 +30,16 @@ from zephon.errors import WorkerError, ZephonError, describe
 from zephon.ipc.segment import Segment
 from zephon.limits import limit_error, raise_descriptors
 from zephon.runners.engine_watch import WatchedEngine
-from zephon.runners.fresh import ENGINE_STAGE, Role, flush_lines, install_faults, live, num_threads, start
+from zephon.runners.fresh import (
+    ENGINE_STAGE,
+    Role,
+    flush_lines,
+    hold_off_sigterm,
+    install_faults,
+    live,
+    num_threads,
+    start,
+)
 from zephon.runners.guard import Guard
 from zephon.runners.heap import trim
 from zephon.runners.orders import MOST_SHARED, unpack
@@ -48,8 +57,8 @@ def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoRe
     """
     trainer = _watch(trainer_pid)
     control, to_trainer = socket.socket(fileno=control_fd), socket.socket(fileno=engine_fd)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # a preempted trainer may still save its state
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    hold_off_sigterm()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited: where it is ignored, a child's status is lost
     flush_lines()
     if trainer is None:
