@@ -13,6 +13,7 @@ from zephon.errors import Closed, InternalError
 from zephon.flow.tail import Tail
 from zephon.runners import inline, threads
 from zephon.runners.base import MakePool, check_process
+from zephon.runners.engine_watch import EngineThreadWatch
 
 log = logging.getLogger("zephon")
 
@@ -71,6 +72,7 @@ class ThreadDriver:
         self.tail, self.read_metrics = self.engine.tail, self.engine.read_metrics
         self.tail.on_first = self._announce
         self._watch = threads.ThreadWatch(self.engine.pools, job.stall_warn_s, log.warning)
+        self._engine_watch = EngineThreadWatch(job.plan, self.engine.where, job.stall_warn_s, log.warning)
         self._thread = threading.Thread(target=self._serve, name="zephon-engine", daemon=True)
         try:
             self._thread.start()
@@ -84,6 +86,7 @@ class ThreadDriver:
             while not self._closed:
                 self._wake.clear()
                 if not self.engine.pump():
+                    self.engine.where.leave()
                     self._wake.wait(self._watch.period_s)
                 self._watch.look()
         except BaseException as error:
@@ -103,7 +106,8 @@ class ThreadDriver:
                     raise self._error
                 if self._closed:
                     raise Closed("the pipeline was closed while a batch was awaited")
-                self._ready.wait()
+                self._ready.wait(self._engine_watch.period_s)
+                self._engine_watch.look(self._thread)
 
     def took(self, item: TailItem) -> TailItem:
         self._wake.set()

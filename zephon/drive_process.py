@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import threading
 from collections import deque
 from functools import partial
@@ -40,6 +41,7 @@ log = logging.getLogger("zephon")
 
 SPARE_SLOTS = 3  # one that the trainer works on, one on the way, one that is being written
 METRICS_TIMEOUT_S = 0.3
+LOOK_S = 1  # between two looks at a launcher of which nothing is heard
 MOST_MESSAGE_BYTES = 1 << 20
 _decode = msgspec.msgpack.Decoder().decode
 _read_state = msgspec.msgpack.Decoder(LaneState).decode
@@ -75,6 +77,7 @@ class ProcessDriver:
         self._launcher = launcher
         launcher.send(Orders(works, workers, job.ring_bytes, job))
         self._socket = self._launcher.engine
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", LOOK_S, 0))
 
     def wait(self) -> None:
         check_process(self._pid)
@@ -122,13 +125,20 @@ class ProcessDriver:
 
     def _next_message(self) -> tuple[bytes, list[int]]:
         """(message, descriptors); an empty one when the connection is over."""
-        with contextlib.suppress(OSError):  # closed by another thread
-            for _ in range(2):
-                with contextlib.suppress(ConnectionResetError):  # it died with our words unread; its own come next
-                    message, fds, flags, _ = socket.recv_fds(self._socket, MOST_MESSAGE_BYTES, MOST_DESCRIPTORS)
-                    if flags & socket.MSG_CTRUNC:
-                        raise _no_descriptor_left(fds)
-                    return message, fds
+        left = 2  # it died with our words unread: that is said once, and its own words come next
+        while left:
+            try:
+                message, fds, flags, _ = socket.recv_fds(self._socket, MOST_MESSAGE_BYTES, MOST_DESCRIPTORS)
+            except ConnectionResetError:
+                left -= 1
+            except BlockingIOError:  # nothing came for a while
+                left = 0 if self._launcher.is_half_dead() else left
+            except OSError:  # closed by another thread
+                break
+            else:
+                if flags & socket.MSG_CTRUNC:
+                    raise _no_descriptor_left(fds)
+                return message, fds
         return b"", []
 
     def _post_mortem(self) -> str:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import count
 
 import msgspec
 
@@ -27,6 +29,7 @@ from zephon.flow.task import Run
 from zephon.io.dataset import Dataset
 from zephon.lineage import origins_in
 from zephon.metrics import Metrics
+from zephon.ops.accumulator import Accumulator
 from zephon.ops.base import as_zephon_error, let_through
 from zephon.ops.batch import collate
 from zephon.plan.graph import Plan
@@ -34,6 +37,7 @@ from zephon.plan.limits import lane_limit, pending_limit
 from zephon.record import record_of
 from zephon.runners.base import MakePool, RunnerPool
 from zephon.runners.execute import StageWork, build_error, describe_handle
+from zephon.runners.whereabouts import ACCUMULATORS, BATCH, DEALING, FLOW, Whereabouts
 from zephon.work.source import WorkSource
 
 LEAST_DRY_POINTERS = 32_768
@@ -89,13 +93,21 @@ class Engine:
     """The state of one run over a pass. One thread pumps; one takes from `tail`.
 
     `build`: batches are put together as they are cut. Else the tail holds the cuts, and who takes one builds it.
+    `where` always tells what the engine is on.
     """
 
     def __init__(
-        self, job: Job, make_pool: MakePool, interrupts: bool, notify: Callable[[], None], build: bool = True
+        self,
+        job: Job,
+        make_pool: MakePool,
+        interrupts: bool,
+        notify: Callable[[], None],
+        build: bool = True,
+        where: Whereabouts | None = None,
     ) -> None:
         self.job = job
         self._build, self._interrupts = build, interrupts
+        self.where = where or Whereabouts()
         self.metrics = Metrics()
         self.tail: Tail[TailItem] = Tail({lane: state.turns for lane, state in job.lanes.items()})
         self.batchers = {lane: self._batcher(state) for lane, state in job.lanes.items()}
@@ -109,6 +121,7 @@ class Engine:
         except BaseException:
             self.close()
             raise
+        self.where.leave()
 
     def _batcher(self, state: LaneState) -> LaneBatcher:
         plan, source = self.job.plan, self.job.source
@@ -138,9 +151,16 @@ class Engine:
         stages: list[Stage] = []
         pendings: list[Pending] = []
         source: Input = self.feed
+        steps: dict[int, int] = {}
+
+        def note(accumulator: Accumulator | None, lane: int) -> None:
+            self.where.call(steps[id(accumulator)] if accumulator is not None else FLOW, lane)
+
         for plan, pool in zip(job.plan.stages, self.pools, strict=True):
             own = [copy.deepcopy(accumulator) for accumulator in plan.accumulators]
-            chain = Chain(own, job.source.seed, lambda handle: describe_handle(job.datasets, handle), self._interrupts)
+            steps.update(zip(map(id, own), count(ACCUMULATORS + len(steps)), strict=False))
+            describe = partial(describe_handle, job.datasets)
+            chain = Chain(own, job.source.seed, describe, self._interrupts, note)
             for lane, state in job.lanes.items():
                 chain.open(lane, state.pass_index, state.chunk)
             first = min(FIRST_TASK_RECORDS, job.task_records) if job.adaptive else job.task_records
@@ -150,7 +170,10 @@ class Engine:
         return stages, pendings[:-1]
 
     def pump(self) -> bool:
-        """Takes what is finished, last stage first, then hands out new tasks. Returns whether anything moved."""
+        """Takes what is finished, last stage first, then hands out new tasks. Returns whether anything moved.
+
+        Who then waits calls `where.leave()`.
+        """
         began, worked, seconds = time.perf_counter(), False, self.metrics.seconds
         collated = seconds["collate"]
         for number in reversed(range(len(self.stages))):
@@ -158,8 +181,10 @@ class Engine:
                 self._pass_on(number, runs)
                 worked = True
         self._set_pace()
+        self.where.call(DEALING)
         for stage in self.stages:
             worked |= stage.dispatch()
+        self.where.call(FLOW)
         if worked:
             seconds["engine"] += time.perf_counter() - began - (seconds["collate"] - collated)
         return worked
@@ -178,6 +203,7 @@ class Engine:
 
     def _pass_on(self, number: int, runs: list[Run]) -> None:
         """Runs of a stage go to the next one, or into batches."""
+        self.where.call(FLOW)
         for run in runs:
             if number < len(self.pendings):
                 self.pendings[number].put(run)
@@ -192,6 +218,7 @@ class Engine:
 
     def _batch(self, run: Run, cut: Cut) -> Ready | Failed:
         """The batch of a cut: payload is put together only here."""
+        self.where.call(BATCH, run.lane)
         began = time.perf_counter()
         try:
             fields = collate(cut.segments)

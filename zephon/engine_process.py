@@ -27,10 +27,12 @@ from zephon.flow.batcher import Cut, End, Failed
 from zephon.limits import limit_error
 from zephon.lineage import origins_in
 from zephon.ops.batch import collate, stacking_of
-from zephon.runners import threads
+from zephon.runners import stacks, threads
 from zephon.runners.execute import StageWork
 from zephon.runners.guard import Guard
 from zephon.runners.process import ProcessPool, Wiring
+from zephon.runners.rings import Station
+from zephon.runners.whereabouts import BATCH, FLOW, Whereabouts
 
 try:  # here, and not in `serve`: the launcher imports this module while it waits
     from uvloop import new_event_loop
@@ -43,11 +45,15 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
 
-def serve(job: Job, wirings: list[list[Wiring]], trainer: socket.socket, launcher: socket.socket) -> None:
-    """The engine process's life, after the fork."""
+def serve(
+    job: Job, wirings: list[list[Wiring]], station: Station, trainer: socket.socket, launcher: socket.socket
+) -> None:
+    """The engine process's life, after the fork. `station` always tells what it is on; its stack goes there too."""
+    stacks.listen(station.stack_file)
+    where = Whereabouts(station.cells)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(_Server(job, wirings, trainer, launcher).run())
+            runner.run(_Server(job, wirings, where, trainer, launcher).run())
     except BaseException as error:
         known = error if isinstance(error, ZephonError) else limit_error(error, "the engine")
         known = known or InternalError(f"in the engine: {describe(error)}")
@@ -60,7 +66,14 @@ def serve(job: Job, wirings: list[list[Wiring]], trainer: socket.socket, launche
 
 
 class _Server:
-    def __init__(self, job: Job, wirings: list[list[Wiring]], trainer: socket.socket, launcher: socket.socket) -> None:
+    def __init__(
+        self,
+        job: Job,
+        wirings: list[list[Wiring]],
+        where: Whereabouts,
+        trainer: socket.socket,
+        launcher: socket.socket,
+    ) -> None:
         self._trainer, self._launcher = trainer, launcher
         self._arena = Arena(job.slots, job.most_slots)
         self._pools: list[ProcessPool] = []
@@ -84,7 +97,8 @@ class _Server:
             self._guards.append(Guard(self._pools[-1], job.stall_warn_s, job.stall_timeout_s, ask, self._warn))
             return self._pools[-1]
 
-        self._engine = Engine(job, make_pool, threads.INTERRUPTS, self._woken.set, build=False)
+        self._engine = Engine(job, make_pool, threads.INTERRUPTS, self._woken.set, build=False, where=where)
+        self._where = where
 
     async def run(self) -> None:
         """Pumps, sends what is ready, and sleeps until something comes."""
@@ -106,6 +120,7 @@ class _Server:
                 await asyncio.sleep(0)  # lets the readers run
             else:
                 self._watch_credits(loop)
+                self._where.leave()
                 await self._woken.wait()
 
     def _watch_credits(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -211,6 +226,7 @@ class _Server:
 
     def _encoded_batches(self, taken: list[tuple[int, Cut]], fds: list[int]) -> bytes:
         began, cuts = time.perf_counter(), [cut for _, cut in taken]
+        self._where.call(BATCH, taken[0][0])
         slot, place = self._arena.write(lambda slot: self._write(slot, cuts))
         samples = [cut.num_samples for cut in cuts]
         self._sample_bytes = slot.used / sum(samples)
@@ -223,6 +239,7 @@ class _Server:
         what = [slot.number, new_size, self._arena.take_retired(), place, slot.used]
         turns, states = [cut.turn for cut in cuts], _encode([cut.state for cut in cuts])
         self._engine.metrics.seconds["collate"] += time.perf_counter() - began
+        self._where.call(FLOW)
         return _encode(["B", [lane for lane, _ in taken], *what, turns, samples, states])
 
     def _send_items(self, items: list[bytes], fds: list[int]) -> None:

@@ -65,13 +65,14 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
     stall_warn_s: float | None = 60.0
     """Seconds on one record, or in one read, after which a warning says which operator and record, with the stack.
 
+    In the engine, where accumulators run: on one call, with operator and lane.
     Said again each time that it took twice as long. None: never. Not for runner "inline", where nobody is left to look.
     """
     stall_timeout_s: float | None = None
     """Seconds on one record, or in one read, after which its worker is killed and replaced (runner "process").
 
     None: never. It must be more than the slowest good record takes: one that is over it, alone, `max_worker_retries`
-    times is an error that names it.
+    times is an error that names it. A call of an accumulator that is over it ends the iteration with an error.
     """
     output: Literal["numpy", "torch"] = "numpy"
     """What the array fields of a batch are."""

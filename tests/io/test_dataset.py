@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zephon.errors import ConfigError
-from zephon.io import Dataset
+from zephon.io import Dataset, ShardError
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,3 +116,25 @@ def test_import_is_light() -> None:
     script = "import sys, zephon.io; print([name for name in ('pyarrow', 'torch') if name in sys.modules])"
     output = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert output.strip() == "[]"
+
+
+class Starved:
+    """A shard of ten rows, no three of which fit into memory together, and row 5 not even alone."""
+
+    name, rows, size_bytes, block_rows = "a.bin", 10, 100, None
+
+    def read(self, rows: Any) -> list[Any]:
+        if len(rows) > 2 or 5 in rows:
+            raise MemoryError
+        return [{"id": int(row)} for row in rows]
+
+
+def test_a_row_for_which_there_is_no_memory_is_named() -> None:
+    """The others are read one by one. It is never skipped: on another machine there may be memory."""
+    made = Dataset("big", [Starved()], "bin", on_error="skip")
+    found = made.read([9, 3, 5, 4])
+    assert [found[0], found[1], found[3]] == [{"id": 9}, {"id": 3}, {"id": 4}]
+    assert type(found[2]) is ShardError
+    assert str(found[2]).startswith("dataset 'big', shard a.bin, row 5: no memory is left to read it; ")
+    assert "exclude=[('a.bin', 5)]" in str(found[2])
+    assert isinstance(found[2].__cause__, MemoryError)

@@ -82,3 +82,27 @@ def test_the_classes_of_a_script_are_told() -> None:
 
 def test_classes_of_modules_are_not_among_them() -> None:
     assert dump_by_value([Color.RED, ValueError("v"), Path("x")])[1] == {}
+
+
+class Stream(io.StringIO):
+    """What stands for a standard stream in a notebook: nothing that can be sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("cannot pickle a stream")
+
+
+def test_a_standard_stream_is_that_of_whoever_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever stands for it: in a notebook, and under tools that catch what is printed, that is no plain file."""
+    here, there = (Stream(), Stream()), (Stream(), Stream())
+    for name, stream in zip(("stdout", "stderr"), here, strict=True):
+        monkeypatch.setattr(sys, name, stream)
+    raw, _ = dump_by_value([*here, {"deep": here[0]}])
+    for name, stream in zip(("stdout", "stderr"), there, strict=True):
+        monkeypatch.setattr(sys, name, stream)
+    out, err, deep = pickle.loads(raw)
+    monkeypatch.undo()
+    assert (out, err, deep["deep"]) == (there[0], there[1], there[0])

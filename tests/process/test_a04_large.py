@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import zephon as zp
+from tests.process import recipes
 from tests.process.functions import Blow, Enrich
 from tests.process.helpers import children, ids, launcher, line, slow
 from zephon.ipc.channel import LARGE_BYTES
@@ -129,12 +130,40 @@ def test_a_large_record_read_from_a_file(tmp_path: Path) -> None:
     assert sizes == {i: 9 * MIB if i == 30 else i for i in range(60)}
 
 
+@pytest.mark.parametrize(
+    ("unit", "suffix", "runner"),
+    [
+        slow(4096, ".jsonl", "inline"),
+        (4096, ".jsonl", "process"),
+        slow(4096, ".parquet", "process"),
+        slow(MIB, ".jsonl", "inline"),
+        slow(MIB, ".jsonl", "process"),  # also under every start method
+        slow(MIB, ".parquet", "inline"),
+        (MIB, ".parquet", "process"),
+    ],
+)
+def test_one_file_a_size(unit: int, suffix: str, runner: str, tmp_path: Path) -> None:
+    """The recipe of the case: a row of each size, a row of several fields, and one that a stage blows up."""
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    recipes.a04(tmp_path, unit, suffix, runner)
+
+
 @pytest.mark.slow
-def test_a_line_of_120_megabytes(tmp_path: Path) -> None:
-    size, path = 120_000_000, tmp_path / "rows.jsonl"
-    with path.open("w") as file:
-        for i in range(200):
-            file.write(json.dumps({"id": i, "text": "x" * (size if i == AT else 5)}) + "\n")
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_line_of_120_megabytes(suffix: str, tmp_path: Path) -> None:
+    """In Parquet it is the value of one cell."""
+    size, path = 120_000_000, tmp_path / f"rows{suffix}"
+    if suffix == ".parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        pyarrow = pytest.importorskip("pyarrow")
+        texts = ["x" * (size if i == AT else 5) for i in range(200)]
+        parquet.write_table(pyarrow.table({"id": range(200), "text": texts}), path)
+        del texts
+    else:
+        with path.open("w") as file:
+            for i in range(200):
+                file.write(json.dumps({"id": i, "text": "x" * (size if i == AT else 5)}) + "\n")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     with line(0, dataset=zp.Dataset.from_path("toy", path), batch=4) as pipeline:
         found = []

@@ -21,7 +21,7 @@ from tests.process.helpers import ROOT, Script, children, ids, is_clean, launche
 
 # Functions as one types them into a script.
 KINDS = """
-import functools, logging, os, sys, threading
+import copy, functools, logging, multiprocessing, os, sys, threading
 import zephon as zp
 table = [10, 20, 30]
 def top(record):
@@ -59,7 +59,11 @@ class Speaks:
     def __call__(self, record):
         assert self.streams[1] is sys.stderr
         return {**record, "y": record["id"] + 10}
+def listed(amounts):
+    return lambda record: {**record, "y": record["id"] + amounts[0]}
 kinds = {
+    "closure over a list": listed(table),
+    "module attribute": copy.copy,
     "holds the standard streams": Speaks(),
     "top level": top,
     "lambda": lambda record: {**record, "y": record["id"] + 10},
@@ -72,6 +76,8 @@ kinds = {
 }
 def ids(pipeline):
     return [int(y) - 10 for batch in pipeline for y in batch["y"]]
+def pipeline_of(source, function):
+    return zp.Pipeline(source).map(function).options(runner="process", parallelism=2)
 dataset = zp.Dataset.from_list("toy", [{"id": i} for i in range(40)])
 source = zp.StaticMixture([dataset], shuffle="none")
 pipeline = zp.Pipeline(source)
@@ -80,13 +86,49 @@ for kind, function in kinds.items():
 pipeline = pipeline.apply(local()).batch(4).options(runner="process", parallelism=2, canonical_replicas=1)
 """
 RUN = """
-import multiprocessing
 before = multiprocessing.get_start_method(allow_none=True)
-assert ids(pipeline) == list(range(40))
+def below(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return file.read().split()
+most = 0
+with pipeline:
+    found = []
+    for batch in pipeline:
+        found += [int(y) - 10 for y in batch["y"]]
+        most = max(most, sum(len(below(pid)) for pid in below(os.getpid())))
+assert found == list(range(40))
+assert most == 3, most  # an engine and two workers below the launcher; with it and this process W + 3
+class HoldsAFile:
+    def __init__(self):
+        self.file = open(os.devnull)
+    def __call__(self, record):
+        return record
+holder = HoldsAFile()
+broken = pipeline_of(source, holder)
+try:
+    next(iter(broken))
+except zp.errors.ConfigError as error:
+    assert "operator 'map' cannot be sent to another process" in str(error), error
+    assert not below(os.getpid())
+else:
+    raise AssertionError("no error")
+assert len(list(broken.options(runner="inline"))) == 40
+holder.file.close()
 assert multiprocessing.get_start_method(allow_none=True) == before
 print("done", os.getpid())
 """
 GUARDED = KINDS + 'if __name__ == "__main__":\n' + "".join(f"    {row}\n" for row in RUN.splitlines())
+
+
+# The script as a cell of a notebook, whose kernel is a process of its own.
+IN_A_NOTEBOOK = """
+import pathlib, sys
+import nbclient, nbformat
+notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(pathlib.Path(sys.argv[1]).read_text())])
+nbclient.NotebookClient(notebook, timeout=60).execute()
+for output in notebook.cells[0].outputs:
+    print(output.text)
+"""
 
 
 def started(code: str, way: str, tmp_path: Path) -> tuple[int, str, str]:
@@ -94,6 +136,14 @@ def started(code: str, way: str, tmp_path: Path) -> tuple[int, str, str]:
     path.write_text(code)
     if way == "python -c":
         return run_script(code)
+    if way == "IPython":
+        pytest.importorskip("IPython")
+        return run_script("", argv=["-m", "IPython", "--no-banner", "--quick", str(path)])
+    if way == "a notebook":
+        for name in ("nbclient", "nbformat", "ipykernel"):
+            pytest.importorskip(name)
+        status, out, err = run_script(IN_A_NOTEBOOK, path, timeout_s=60)
+        return status, out, "".join(row for row in err.splitlines(keepends=True) if "IPKernelApp" not in row)
     if way == "python - < file":
         with path.open() as file:
             return run_script("", argv=["-"], stdin=file)
@@ -104,12 +154,25 @@ def started(code: str, way: str, tmp_path: Path) -> tuple[int, str, str]:
     return run_script("", argv=[str(path)])
 
 
-@pytest.mark.parametrize(
-    "way", ["script with a guard", "script", slow("python -c"), "python - < file", slow("python -m"), "exec"]
-)
-def test_every_kind_of_function_in_every_kind_of_script(way: str, tmp_path: Path) -> None:
-    """It runs once: a script without a guard does not start itself again."""
-    status, out, err = started(GUARDED if way == "script with a guard" else KINDS + RUN, way, tmp_path)
+METHODS = ("none", "fork", "forkserver", "spawn")  # of the user's own
+WAYS = ("script with a guard", "script", "python -c", "python - < file", "python -m", "exec", "IPython", "a notebook")
+CHOSEN = {
+    ("script with a guard", "none"),
+    ("script", "spawn"),
+    ("python - < file", "forkserver"),
+    ("exec", "fork"),
+    ("IPython", "spawn"),
+    ("a notebook", "none"),
+}
+
+
+@pytest.mark.parametrize(("way", "method"), [(w, m) if (w, m) in CHOSEN else slow(w, m) for w in WAYS for m in METHODS])
+def test_every_kind_of_function_in_every_kind_of_script(way: str, method: str, tmp_path: Path) -> None:
+    """It runs once: a script without a guard does not start itself again. The start method stays what it was."""
+    code = GUARDED if way == "script with a guard" else KINDS + RUN
+    if method != "none":
+        code = f"import multiprocessing\nmultiprocessing.set_start_method({method!r})\n{code}"
+    status, out, err = started(code, way, tmp_path)
     assert status == 0, err
     assert out.count("done") == 1
     assert not err

@@ -11,11 +11,12 @@ import time
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 
 import zephon as zp
 from tests.process.functions import Full
-from tests.process.helpers import Script, children, digests, ids, kill, launcher, line, run_script
+from tests.process.helpers import Script, children, digests, ids, kill, launcher, line, run_script, slow
 
 POOL = """
 import multiprocessing, os, sys, threading
@@ -43,7 +44,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", slow("forkserver"), "spawn"])
 def test_two_loaders_inside_the_daemonic_workers_of_a_pool(method: str, tmp_path: Any) -> None:
     path = tmp_path / "job.py"
     path.write_text(POOL)
@@ -51,10 +52,12 @@ def test_two_loaders_inside_the_daemonic_workers_of_a_pool(method: str, tmp_path
     assert (status, out.strip(), err) == (0, "done", "")
 
 
-def test_nothing_is_left_when_the_outer_pool_dies(tmp_path: Any) -> None:
+@pytest.mark.parametrize("method", [slow("fork"), "forkserver", slow("spawn")])
+def test_nothing_is_left_when_the_outer_pool_dies(method: str, tmp_path: Any) -> None:
+    """Killed, with all its workers, in the middle of their loaders."""
     path = tmp_path / "job.py"
     path.write_text(POOL)
-    script = Script("", argv=[str(path), "wait", "fork"])
+    script = Script("", argv=[str(path), "wait", method])
     assert [script.readline(), script.readline()] == ["loaded", "loaded"]
     for pid, command in script.processes().items():
         if "launcher" not in command:
@@ -79,6 +82,29 @@ def test_an_operator_with_a_pool_of_its_own() -> None:
     with pipeline.options(runner="process", parallelism=2, canonical_replicas=1) as running:
         assert ids(running) == list(range(24))
     assert not children(os.getpid())
+
+
+class Ending(zp.Operator):
+    """Starts processes in several ways, which would run for long, and terminates them."""
+
+    def process(self, record: dict[str, Any]) -> dict[str, Any]:
+        program = subprocess.Popen(["sleep", "60"])
+        program.terminate()
+        ends = [program.wait(10)]
+        for method in ("fork", "spawn"):
+            child = multiprocessing.get_context(method).Process(target=time.sleep, args=(60,))
+            child.start()
+            child.terminate()
+            child.join(10)
+            ends.append(child.exitcode if child.exitcode is not None else 0)
+        return {"id": record["id"], "ends": np.array(ends)}
+
+
+def test_processes_that_an_operator_starts_can_be_terminated() -> None:
+    """Its own process holds SIGTERM off; those that it starts do not."""
+    pipeline = zp.Pipeline(zp.StaticMixture([zp.Dataset.from_list("toy", [{"id": 1}])])).apply(Ending()).batch(1)
+    with pipeline.options(runner="process", parallelism=1, canonical_replicas=1) as running:
+        assert next(iter(running))["ends"].tolist() == [[-signal.SIGTERM] * 3]
 
 
 def forked(work: Any) -> int:

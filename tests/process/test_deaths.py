@@ -24,6 +24,7 @@ import zephon as zp
 from tests.laws.harness import Run, examples, run, same_group, truths
 from tests.process.functions import Die, DieOnce, Enrich, Stand, burn
 from tests.process.helpers import (
+    Script,
     children,
     command,
     digests,
@@ -33,6 +34,7 @@ from tests.process.helpers import (
     launcher,
     line,
     lives,
+    rests,
     slow,
     wait_until,
     workers,
@@ -67,6 +69,20 @@ def test_workers_killed_while_they_are_idle() -> None:
             kill(pid, number)
         found += digests(iterator)
     assert found == reference
+
+
+def test_who_dies_idle_is_replaced_before_the_next_batch_is_asked_for() -> None:
+    """Its `setup` may take long: that is over when there is work again."""
+    with line(200, Enrich(), prefetch_batches=1) as pipeline:
+        iterator = iter(pipeline)
+        found = ids(islice(iterator, 1))
+        for pid in children(launcher()):
+            rests(pid)
+        before = workers()
+        for pid in before:
+            kill(pid)
+        wait_until(lambda: len(after := children(launcher())[1:]) == 2 and not set(after) & set(before), 5, "others")
+        assert found + ids(iterator) == list(range(200))
 
 
 @pytest.mark.parametrize(
@@ -326,6 +342,19 @@ def test_workers_that_die_in_setup_a_few_times(tmp_path: Path) -> None:
         assert ids(pipeline) == list(range(40))
 
 
+class KilledInSetup(zp.Operator):
+    def setup(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def process(self, record: dict[str, Any]) -> dict[str, Any]:
+        return record
+
+
+def test_workers_that_are_always_killed_in_setup() -> None:
+    with applied(KilledInSetup()) as pipeline, pytest.raises(WorkerError, match=r"'apply': SIGKILL \(out of memory\?"):
+        list(pipeline)
+
+
 class RaisesInSetup(zp.Operator):
     def setup(self) -> None:
         raise FileNotFoundError(2, "no such model", "model.bin")
@@ -380,6 +409,46 @@ def test_a_launcher_that_dies_with_an_order_unread_is_no_error_of_the_engine() -
     server._from_launcher()
     assert server._over
     own.close()
+
+
+THREAD = """
+import os, signal, threading
+def f(record):
+    return record
+if os.environ.get("PYTHONHASHSEED") == "0":  # in the launcher
+    from zephon.testing.points import WAYS
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    signal.signal(signal.SIGUSR1, lambda *_: WAYS["thread"]())
+"""
+LOSES_ITS_LAUNCHER = """
+import mine
+import zephon as zp
+dataset = zp.Dataset.from_list("toy", [{"id": i} for i in range(100_000)])
+pipeline = zp.Pipeline(zp.StaticMixture([dataset], shuffle="none")).map(mine.f).batch(4)
+iterator = iter(pipeline.options(runner="process", parallelism=2, canonical_replicas=1))
+next(iterator)
+print("ready", flush=True)
+try:
+    for batch in iterator:
+        pass
+except zp.errors.WorkerError as error:
+    assert "the engine process or the launcher died" in str(error)
+    print("told", flush=True)
+"""
+
+
+@pytest.mark.law("L8")
+def test_a_launcher_whose_main_thread_alone_ends(tmp_path: Path) -> None:
+    """Its children die with that thread; it holds the engine's socket, so that none of it is heard."""
+    (tmp_path / "mine.py").write_text(THREAD)
+    script = Script("", argv=["-c", LOSES_ITS_LAUNCHER], cwd=tmp_path, env={"PYTHONHASHSEED": "random"})
+    assert script.readline() == "ready"
+    boss, began = launcher(script.pid), time.monotonic()
+    kill(boss, signal.SIGUSR1)
+    wait_until(lambda: not children(boss), 5, "the end of its children")
+    assert script.readline() == "told"
+    assert time.monotonic() - began < 5
+    assert script.end()[0] == 0
 
 
 @pytest.mark.slow

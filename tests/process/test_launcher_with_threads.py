@@ -9,6 +9,9 @@ import pytest
 
 from tests.process.functions import Enrich
 from tests.process.helpers import children, command, digests, engine, ids, is_clean, launcher, line, run_script, workers
+from tests.process.test_a23_nested import (  # noqa: F401 - run again here
+    test_processes_that_an_operator_starts_can_be_terminated,
+)
 from tests.process.test_deaths import (  # noqa: F401 - run again here
     test_a_record_that_kills_its_worker_is_named,
     test_a_setup_that_raises,

@@ -16,10 +16,16 @@ class Chain:
     """A row of accumulators. What one emits, the next one takes; every flush runs through all of them, in order."""
 
     def __init__(
-        self, accumulators: list[Accumulator], seed: int, describe: Callable[[Handle], str], interrupts: bool = False
+        self,
+        accumulators: list[Accumulator],
+        seed: int,
+        describe: Callable[[Handle], str],
+        interrupts: bool = False,
+        note: Callable[[Accumulator | None, int], None] = lambda accumulator, lane: None,
     ) -> None:
+        """`note` is called where a call of an accumulator begins, with the lane; with None once they are done."""
         self._accumulators, self._seed, self._describe = accumulators, seed, describe
-        self._interrupts = interrupts
+        self._interrupts, self._note = interrupts, note
 
     def __bool__(self) -> bool:
         return bool(self._accumulators)
@@ -28,6 +34,7 @@ class Chain:
         """Begins a window of a lane: every accumulator starts afresh."""
         for accumulator in self._accumulators:
             name = accumulator.name or accumulator.method
+            self._note(accumulator, lane)
             try:
                 accumulator.open(lane, Key(self._seed, lane, pass_index, chunk, name))
             except BaseException as error:
@@ -50,6 +57,7 @@ class Chain:
         drops.sort(key=lambda drop: drop[0])  # stable: each accumulator's own drops are in order already
         if mark is not None and mark.kind == "flush":
             self.open(run.lane, run.pass_index, event_place(mark.event)[0] + 1)
+        self._note(None, run.lane)
         handles = [ref[0] for ref in refs]
         return Run(run.lane, run.pass_index, handles, events, through, None, drops, mark, run.num_pointers)
 
@@ -103,6 +111,7 @@ class Chain:
         Nothing is kept of a ref that failed, nor of those behind it.
         """
         emitted, out = Emitted(), []
+        self._note(accumulator, lane)
         try:
             emitted = _checked(accumulator.flush(lane) if refs is None else accumulator.push(lane, refs), refs)
             for group in emitted.groups:  # a loop: inside a generator a StopIteration would become another error

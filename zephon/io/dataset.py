@@ -153,7 +153,8 @@ class Dataset:
         """The records of `rows` (int64 [n], any order, repeats allowed), in that order, each a fresh object.
 
         A row that cannot be read is a DataError in its place, with the original exception as `__cause__`, and the
-        others are unaffected. It is a ShardError where its whole shard cannot be read; that is never to be skipped.
+        others are unaffected. It is a ShardError where its whole shard cannot be read, or there is no memory for the
+        row; that is never to be skipped.
         Raises ConfigError for a row that does not exist. Before each shard is read, `on` is called with the number in
         `rows` of the first row that is wanted of it.
         """
@@ -201,8 +202,12 @@ class Dataset:
         shard = self._shards[index]
         try:
             records = shard.read(rows)
-        except (MemoryError, ConfigError):
+        except ConfigError:
             raise
+        except MemoryError as error:
+            if len(rows) > 1:  # one by one, so that those that fit are there and the first that does not is named
+                return [record for row in rows for record in self._read_shard(index, np.array([row]))]
+            return [self._memory_error(shard, int(rows[0]), error)]
         except Exception as error:
             return [self._shard_error(shard, row, error) for row in rows.tolist()]
         if Unreadable in set(map(type, records)):
@@ -226,6 +231,15 @@ class Dataset:
         what, cause = _reason(problem)
         error = ShardError(f"dataset '{self._name}', shard {shard.name}, row {row}: {what}; {_REMEDY_SHARD}")
         error.__cause__ = cause
+        return error
+
+    def _memory_error(self, shard: Shard, row: int, problem: MemoryError) -> ShardError:
+        """A row for which there is no memory here; another machine may have it, so it is never skipped."""
+        error = ShardError(
+            f"dataset '{self._name}', shard {shard.name}, row {row}: no memory is left to read it; give the job more, "
+            f"lower parallelism or task_records, or leave the row out with exclude=[({shard.name!r}, {row})]"
+        )
+        error.__cause__ = problem
         return error
 
     def _start(self, shard: int) -> int:

@@ -32,7 +32,7 @@ class Unreadable(Exception):
 
 
 class ShardError(DataError):
-    """A whole shard cannot be read: gone, changed, not readable here.
+    """A whole shard cannot be read (gone, changed, not readable here), or a row for which this machine has no memory.
 
     `on_error="skip"` must not skip it: another rank may read that file, and a skip has to follow from the record alone.
     """

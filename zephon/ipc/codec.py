@@ -39,7 +39,10 @@ class ByValue(cloudpickle.CloudPickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         """Called by pickle for everything that is no plain value."""
-        if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
+        for name in ("stdout", "stderr"):  # whatever stands there, in a notebook something that no process can be sent
+            if obj is getattr(sys, name):
+                return getattr, (sys, name)
+        if isinstance(obj, io.TextIOWrapper):
             raise TypeError(f"cannot pickle the open file {obj.name!r}")
         if isinstance(obj, type) and obj.__module__ in SCRIPT and "." not in obj.__qualname__:
             self.script_classes[obj.__name__] = obj

@@ -220,7 +220,10 @@ class StageWork:
         return lengths
 
 
-def _unsendable(error: Exception) -> TypeError:
+def _unsendable(error: Exception) -> Exception:
+    """What keeps a result from being sent. For want of memory nothing is wrong with the result itself."""
+    if isinstance(error, MemoryError):
+        return error
     problem = TypeError(f"its result cannot be sent between processes: {describe(error)}")
     problem.__cause__ = error
     return problem

@@ -19,6 +19,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -28,7 +29,18 @@ from zephon.arena import engine_descriptors
 from zephon.errors import WorkerError, ZephonError, describe
 from zephon.ipc.segment import Segment
 from zephon.limits import limit_error, raise_descriptors
-from zephon.runners.fresh import ENGINE_STAGE, Role, flush_lines, install_faults, live, num_threads, start
+from zephon.runners.engine_watch import WatchedEngine
+from zephon.runners.fresh import (
+    ENGINE_STAGE,
+    Role,
+    flush_lines,
+    hold_off_sigterm,
+    install_faults,
+    live,
+    num_threads,
+    start,
+)
+from zephon.runners.guard import Guard
 from zephon.runners.heap import trim
 from zephon.runners.orders import MOST_SHARED, unpack
 from zephon.runners.rings import lay_out, wire
@@ -45,8 +57,8 @@ def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoRe
     """
     trainer = _watch(trainer_pid)
     control, to_trainer = socket.socket(fileno=control_fd), socket.socket(fileno=engine_fd)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # a preempted trainer may still save its state
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    hold_off_sigterm()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited: where it is ignored, a child's status is lost
     flush_lines()
     if trainer is None:
@@ -116,11 +128,16 @@ class _Tree:
             self._orders = orders = unpack(self._packed, self._shared)
         raise_descriptors(engine_descriptors(sum(orders.workers), orders.job.most_slots))
         self._layout = lay_out(orders.workers, orders.ring_bytes)
-        self._wirings = wire(self._layout)
+        self._wirings, self._station = wire(self._layout)
+        self._watched = WatchedEngine(orders.job.plan, self._station)
+        warn_s, timeout_s = orders.job.stall_warn_s, orders.job.stall_timeout_s
+        self._guard = Guard(self._watched, warn_s, timeout_s, self._signal_engine, self._say)
         self._kept: Segment | None = None
         self._engine_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._children: dict[int, tuple[int, int, int]] = {}  # pidfd -> (pid, stage, index)
         self._poll = select.poll()
+        self._next_guard_s = self._next_look_s = 0.0
+        self._last_word: ZephonError | None = None
         gc.freeze()
         self._start(ENGINE_STAGE, 0, (to_trainer, child_end))
         child_end.close()
@@ -180,7 +197,7 @@ class _Tree:
         if stage != ENGINE_STAGE:
             self._to_trainer.close()
         if stage == ENGINE_STAGE:
-            sys.modules[self._engine].serve(self._orders.job, self._wirings, *sockets)
+            sys.modules[self._engine].serve(self._orders.job, self._wirings, self._station, *sockets)
         else:
             serve(self._orders.works[stage], *self._wirings[stage][index].worker_ends())
 
@@ -192,9 +209,8 @@ class _Tree:
         over = False
         try:
             while not over:
-                found = self._poll.poll(LOOK_S * 1000)
-                if not found:
-                    self._kill_half_dead()
+                found = self._poll.poll(min(LOOK_S, self._guard.period_s) * 1000)
+                self._look(time.monotonic())
                 for fd, _ in found:
                     if fd in self._children:
                         over |= self._reap(fd)
@@ -202,8 +218,19 @@ class _Tree:
                         over |= self._serve_engine()
                     else:
                         over = True  # the trainer closed, or is gone
+            if self._last_word is not None:
+                self._speak(self._last_word, trainer)
         finally:
             self._end()
+
+    def _speak(self, error: ZephonError, trainer: int) -> None:
+        """Reports an error as soon as there is room for it, unless the trainer closes, or is gone, before that."""
+        poll = select.poll()
+        poll.register(self._to_trainer, select.POLLOUT)
+        for end in (self._control, trainer):
+            poll.register(end, select.POLLIN)
+        poll.poll()
+        _report(self._to_trainer, error)
 
     def _reap(self, pidfd: int) -> bool:
         """Takes a dead child's status; returns whether it was the engine."""
@@ -216,6 +243,30 @@ class _Tree:
         with contextlib.suppress(OSError):
             self._engine_end.send(msgspec.msgpack.encode([stage, index, status]))
         return False
+
+    def _look(self, now_s: float) -> None:
+        """Looks at the children, where it is time to."""
+        if now_s >= self._next_guard_s:
+            self._next_guard_s = now_s + self._guard.period_s
+            self._guard.look(now_s)
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + LOOK_S
+            self._kill_half_dead()
+
+    def _signal_engine(self, _: int, number: int) -> None:
+        self._signal(ENGINE_STAGE, 0, number)
+
+    def _say(self, text: str) -> None:
+        """Tells the user of a stall of the engine: a warning, or the error that is its end.
+
+        A trainer that takes nothing leaves no room in the socket. It does not wait either, and hears of it later: of a
+        warning when it is said again, of the error before the launcher ends.
+        """
+        if self._watched.condemned:
+            self._last_word = WorkerError(text)
+            return
+        with contextlib.suppress(OSError):
+            self._to_trainer.send(b"W" + msgspec.msgpack.encode(text), socket.MSG_DONTWAIT)
 
     def _kill_half_dead(self) -> None:
         """A child whose main thread ended while others run does nothing any more, and its pidfd does not tell."""

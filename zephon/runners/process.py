@@ -190,7 +190,6 @@ class _Worker:
         self.stall: Stall | None = None
         """Why it is ended, if it is."""
         self.ready = False
-        self.dead = False
 
     def assign(self, piece: _Piece, builder: Builder, alone: bool = False) -> None:
         self.assigned.append(piece)
@@ -228,10 +227,7 @@ class ProcessPool:
 
     def take(self) -> list[Out] | None:
         for worker in self._workers:
-            if worker.dead:
-                self._replace(worker)
-            else:
-                worker.tasks.flush()
+            worker.tasks.flush()
         if not self._jobs:
             return None
         job = self._jobs[0]
@@ -259,23 +255,23 @@ class ProcessPool:
         return True
 
     def died(self, index: int, status: int) -> None:
-        """Notes the death of a worker process. `status`: as waitpid gives it."""
+        """Replaces a worker process that died, whether there is work for it or not. `status`: as waitpid gives it."""
         worker = self._workers[index]
         worker.results.drain()
         while self._collect(worker):
             pass
-        worker.dead = True
         self.deaths += 1
         if not worker.ready:
             self._failed_starts += 1
             if self._failed_starts >= MOST_FAILED_STARTS + 2 * len(self._workers):  # all may be killed at once
+                how = _how(status, worker.stall) + _hint(status, worker.stall)
                 raise WorkerError(
                     f"{self._failed_starts} workers in a row died while they started, in the setup of "
-                    f"'{' -> '.join(self._work.names)}': {_how(status, worker.stall)}; mend that setup, or use "
-                    "runner='threads' to see it"
+                    f"'{' -> '.join(self._work.names)}': {how}; mend that setup, or use runner='threads' to see it"
                 )
         elif worker.assigned:
             self._suspect(worker, status)
+        self._replace(worker)
 
     def _suspect(self, worker: _Worker, status: int) -> None:
         """The first unfinished piece was being worked on: cut it, or count against its only record."""
@@ -308,15 +304,14 @@ class ProcessPool:
         if stall is not None:
             killed = f"stalled its worker {piece.kills} times, alone, in '{names}': {_how(status, stall)}"
             mend += ", raise stall_timeout_s"
-        elif os_signal(status) == signal.SIGKILL:
-            killed += " (out of memory? the kernel kills so)"
+        killed += _hint(status, stall)
         return WorkerError(
             f"the record at {where} {killed}; {mend}, or leave the record out with Dataset(..., exclude=[{exclude}])"
         )
 
     def spots(self) -> list[Spot | None]:
-        """Where each worker stands; None where it waits, or is dead."""
-        return [None if worker.dead else worker.where.spot() for worker in self._workers]
+        """Where each worker stands; None where it waits."""
+        return [worker.where.spot() for worker in self._workers]
 
     def stack_file(self, index: int) -> int:
         """The descriptor that a worker writes its stack to."""
@@ -327,9 +322,10 @@ class ProcessPool:
         piece = self._workers[stall.index].piece_at(stall.spot)
         return f"worker {stall.index}: {self._work.describe(stall.spot, piece.slices if piece else [])}"
 
-    def condemn(self, stall: Stall) -> None:
-        """Its worker is about to be killed for it."""
+    def condemn(self, stall: Stall) -> str:
+        """Notes that its worker is about to be killed for it; returns what follows from that."""
         self._workers[stall.index].stall = stall
+        return "its worker is ended and the work tried again"
 
     def _replace(self, worker: _Worker) -> None:
         """A fresh process on the same rings gets exactly what is unfinished."""
@@ -359,6 +355,11 @@ class ProcessPool:
 def os_signal(status: int) -> int:
     """The signal that ended a process; 0 where it exited."""
     return status & 0x7F
+
+
+def _hint(status: int, stall: Stall | None) -> str:
+    """What a death may come from, where that is not said already."""
+    return " (out of memory? the kernel kills so)" if stall is None and os_signal(status) == signal.SIGKILL else ""
 
 
 def _how(status: int, stall: Stall | None = None) -> str:

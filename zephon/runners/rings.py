@@ -35,12 +35,24 @@ class Layout(msgspec.Struct, frozen=True):
     """Four descriptors for each worker of each stage."""
     stacks: list[list[int]]
     """A descriptor for each worker of each stage."""
+    engine_stack: int
+    """The same for the engine."""
 
     def descriptors(self) -> Iterator[int]:
         """All of them."""
         yield from (fd for fd, _ in self.segments)
         yield from (fd for stage in self.wakes for worker in stage for fd in worker)
         yield from (fd for stage in self.stacks for fd in stage)
+        yield self.engine_stack
+
+
+class Station(msgspec.Struct, frozen=True):
+    """Where the engine tells what it is on. Its cells lie behind the rings of the first stage."""
+
+    cells: memoryview
+    """See `whereabouts.py`."""
+    stack_file: int
+    """The descriptor that it writes its stack to when asked; see `stacks.py`."""
 
 
 def lay_out(workers: Sequence[int], wanted_ring_bytes: int) -> Layout:
@@ -54,16 +66,16 @@ def lay_out(workers: Sequence[int], wanted_ring_bytes: int) -> Layout:
     capacity = max(LEAST_CAPACITY, min(wanted_ring_bytes, most)) // 4096 * 4096
     area = min(RINGS_IN_AREA * capacity, MOST_AREA_MEMORY // max(1, sum(workers)) // 4096 * 4096)
     size = Wiring.size(TASK_CAPACITY, capacity)
-    segments = [Segment.create(size * count, unreserved=area * count) for count in workers]
+    segments = [Segment.create(size * count + CELLS_BYTES, unreserved=area * count) for count in workers]
     wakes = [[[Wake().fd for _ in range(WAKES)] for _ in range(count)] for count in workers]
     stacks = [[make_file() for _ in range(count)] for count in workers]
-    return Layout(capacity, area, [(segment.fd, segment.size) for segment in segments], wakes, stacks)
+    return Layout(capacity, area, [(segment.fd, segment.size) for segment in segments], wakes, stacks, make_file())
 
 
-def wire(layout: Layout) -> list[list[Wiring]]:
-    """The wirings of a layout, mapped in this process."""
+def wire(layout: Layout) -> tuple[list[list[Wiring]], Station]:
+    """(the wirings of a layout, the engine's station), mapped in this process."""
     cut, size = ring_bytes(TASK_CAPACITY), Wiring.size(TASK_CAPACITY, layout.capacity)
-    wirings = []
+    wirings, stations = [], []
     for (fd, whole), wakes, stacks in zip(layout.segments, layout.wakes, layout.stacks, strict=True):
         memory = memoryview(Segment(fd, whole).map)
         stage = []
@@ -74,4 +86,5 @@ def wire(layout: Layout) -> list[list[Wiring]]:
             area = (memory[at : at + layout.area], (fd, at))
             stage.append(Wiring(*rings, one, two, three, four, *area, own[-CELLS_BYTES:], stacks[index]))
         wirings.append(stage)
-    return wirings
+        stations.append(Station(memory[len(wakes) * size :][:CELLS_BYTES], layout.engine_stack))
+    return wirings, stations[0]

@@ -84,6 +84,16 @@ class Launcher:
         """How the launcher ended; None while it runs."""
         return self._process.poll()
 
+    def is_half_dead(self) -> bool:
+        """Whether its main thread alone ended: then its children died with that, and the kernel tells nobody."""
+        if self._process.poll() is not None:
+            return False
+        try:
+            with open(f"/proc/{self._process.pid}/stat", encoding="ascii", errors="replace") as file:
+                return file.read().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Ends launcher, engine and workers."""
         with contextlib.suppress(OSError):  # a child that the trainer forked may hold a copy of it

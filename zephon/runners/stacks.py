@@ -1,7 +1,7 @@
-"""The Python stack of a worker process, taken from outside, also while C code holds its interpreter.
+"""The Python stack of a worker process, or of the engine, taken from outside, also while C code holds its interpreter.
 
-The worker lets faulthandler answer a signal by writing the stack to an unnamed file, in the signal handler itself. A
-file, not a pipe: a full pipe would stop the worker. The handler restarts system calls, runs no Python code, and dumps
+The process lets faulthandler answer a signal by writing the stack to an unnamed file, in the signal handler itself. A
+file, not a pipe: a full pipe would stop it. The handler restarts system calls, runs no Python code, and dumps
 the main thread alone, as the frames of others may change meanwhile.
 """
 
@@ -14,6 +14,7 @@ import signal
 from itertools import takewhile
 
 MOST_BYTES = 16_384
+_OWN = (("worker.py", "serve"), ("engine_process.py", "run"))  # the loops below which all is of interest
 
 
 def signal_number() -> int:
@@ -22,7 +23,7 @@ def signal_number() -> int:
 
 
 def make_file() -> int:
-    """A descriptor for the stacks of one worker. Every write goes to the end."""
+    """A descriptor for the stacks of one process. Every write goes to the end."""
     fd = os.memfd_create("zephon-stack", os.MFD_CLOEXEC)
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
     return fd
@@ -40,10 +41,10 @@ def clear(fd: int) -> None:
 
 
 def read(fd: int) -> str:
-    """What was written so far, the most recent call first, down to where the worker's own code begins."""
+    """What was written so far, the most recent call first, down to where the process's own code begins."""
     text = os.pread(fd, MOST_BYTES, 0).decode("utf-8", "replace")
-    return "".join(takewhile(lambda line: not _is_serve(line), text.splitlines(keepends=True)))
+    return "".join(takewhile(lambda line: not _is_own(line), text.splitlines(keepends=True)))
 
 
-def _is_serve(line: str) -> bool:
-    return "worker.py" in line and line.rstrip().endswith(" in serve")
+def _is_own(line: str) -> bool:
+    return any(file in line and line.rstrip().endswith(f" in {function}") for file, function in _OWN)

@@ -1,7 +1,7 @@
-"""What a worker is on, for whoever watches it: three cells that the worker writes and the watchdog reads.
+"""What a worker, or the engine, is on, for whoever watches it: three cells that it writes and the watchdog reads.
 
-A worker writes one cell a record (an aligned store), and two more at each step of a task. The reader wants no order
-among them: it acts on cells that stood still for a long time.
+A worker writes one cell a record (an aligned store), and two more at each step of a task; the engine writes all three
+at each call of an accumulator. The reader wants no order among them: it acts on cells that stood still for a long time.
 """
 
 from __future__ import annotations
@@ -10,24 +10,25 @@ import msgspec
 
 CELLS_BYTES = 64  # a cache line; three cells of 8 bytes are used
 IDLE, FETCH, LENGTHS, RESULT, OPERATORS = range(5)  # steps; operator k of the stage is OPERATORS + k
+FLOW, DEALING, BATCH, ACCUMULATORS = range(1, 5)  # steps of the engine; its accumulator k is ACCUMULATORS + k
 WHOLE = 2**32 - 1  # for the record: all records of the task at once
 
 _TASK, _STEP, _RECORD = range(3)
 
 
 class Spot(msgspec.Struct, frozen=True):
-    """Where a busy worker stands."""
+    """Where a busy worker, or the engine, stands."""
 
     task: int
-    """The number of the task since the worker began, from 1; 0 in `setup`."""
+    """The number of the task since the worker began, from 1; 0 in `setup`. Of the engine: of the call."""
     step: int
-    """FETCH, LENGTHS, RESULT, or OPERATORS + the number of an operator."""
+    """FETCH, LENGTHS, RESULT, or OPERATORS + the number of an operator. Of the engine: see there."""
     record: int
-    """The number of the record in the task, or WHOLE."""
+    """The number of the record in the task, or WHOLE. Of the engine: the lane, or WHOLE."""
 
 
 class Whereabouts:
-    """The cells of one worker. Only that worker calls `begin`, `enter` and `leave`, and writes to `record`."""
+    """The cells of one process. Only that one calls `begin`, `enter`, `call` and `leave`, and writes to `record`."""
 
     def __init__(self, memory: memoryview | None = None) -> None:
         self._cells = (memory or memoryview(bytearray(CELLS_BYTES))).cast("Q")
@@ -42,6 +43,13 @@ class Whereabouts:
         """A step of the task begins, with all records until one is named."""
         self._cells[_RECORD] = WHOLE
         self._cells[_STEP] = step
+
+    def call(self, step: int, record: int = WHOLE) -> None:
+        """The engine makes a further call: its step, and its lane."""
+        cells = self._cells
+        cells[_TASK] += 1
+        cells[_RECORD] = record
+        cells[_STEP] = step
 
     def leave(self) -> None:
         """Nothing is worked on: the worker waits for a task, or for room."""

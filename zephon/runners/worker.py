@@ -12,6 +12,7 @@ from zephon.errors import InternalError, ZephonError, describe
 from zephon.flow.task import Task
 from zephon.ipc.area import Area
 from zephon.ipc.channel import Receiver, Sender
+from zephon.limits import limit_error
 from zephon.runners import stacks
 from zephon.runners.ahead import Ahead
 from zephon.runners.execute import StageWork
@@ -33,6 +34,7 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
         if os.getppid() != parent:
             os._exit(1)
 
+    task: Task | None = None
     _seed()
     try:
         work.setup(where)
@@ -56,8 +58,11 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
             where.leave()
             results.send_waiting(message_of_result, alive)
     except BaseException as error:
+        spot = where.spot()
         where.leave()
-        known = error if isinstance(error, ZephonError) else InternalError(f"in a worker: {describe(error)}")
+        on = f"a worker, where {work.describe(spot, task.slices if task else ())}" if spot else "a worker"
+        known = error if isinstance(error, ZephonError) else limit_error(error, on)
+        known = known or InternalError(f"in {on}: {describe(error)}")
         known.__cause__ = error if known is not error else error.__cause__
         results.send_waiting(write_report("failed", known), alive)
         os._exit(1)

@@ -156,7 +156,7 @@ class Killer:
     def _kill_at_point(self) -> bool:
         """One kill of the consumer's; it waits where workers must have time to start.
 
-        False where all are dead: a pool replaces them when it needs them, perhaps not before the next batch is taken.
+        False where all are dead, and not yet replaced.
         """
         self._at_point = True
         self._over.wait(max(0.0, self._rests_until - time.monotonic()))
