@@ -227,7 +227,7 @@ def test_another_field_and_origins(workers: int) -> None:
         ({"max_length": 4.0}, "max_length"),
         ({"max_length": 4, "algorithm": "best"}, "algorithm"),
         ({"max_length": 4, "oversize": "keep"}, "oversize"),
-        ({"max_length": 4, "oversize": None}, "oversize"),
+        ({"max_length": 4, "oversize": ""}, "oversize"),
         ({"max_length": 4, "pad_id": 0.5}, "pad_id"),
         ({"max_length": 4, "pad_id": 2**63}, "pad_id"),
         ({"max_length": 4, "pads": 1}, "pads"),
