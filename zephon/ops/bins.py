@@ -19,7 +19,7 @@ import msgspec
 from zephon.ops.accumulator import Part
 
 LOOK = 8
-"""Lengths that best fit tries for a place, from the largest that fits. With 1, twice the padding and the splits."""
+"""Lengths that best fit tries for a place, from the largest that fits. With 1, four times the padding and more."""
 
 _SHIFT = 48  # a key is length << 48 | number: sorted by length, then by age
 _NUMBER = (1 << _SHIFT) - 1
@@ -61,17 +61,17 @@ class Wrap:
         self.out: list[list[Part]] = []
         self.lost: list[int] = []
         self._open: list[Part] = []
-        self._filled = 0
+        self._room = limits.max_length
 
     def add(self, cursor: Any, length: int) -> None:
         limits, start = self._limits, 0
-        most = limits.max_length
-        while length - start >= limits.min_length:
-            stop = min(length, start + most - self._filled)
+        least, most = limits.min_length, limits.max_sequences
+        while length - start >= least:
+            stop = min(length, start + self._room)
             self._open.append((cursor, start, stop))
-            self._filled += stop - start
+            self._room -= stop - start
             start = stop
-            if most - self._filled < limits.min_length or len(self._open) == limits.max_sequences:
+            if self._room < least or len(self._open) == most:
                 self.flush()
         if start < length:
             self.lost.append(length - start)
@@ -79,15 +79,16 @@ class Wrap:
     def flush(self) -> None:
         if self._open:
             self.out.append(self._open)
-            self._open, self._filled = [], 0
+            self._open, self._room = [], self._limits.max_length
 
     def held(self) -> tuple[Sequence[Part], list[int]]:
         return self._open.copy(), [len(self._open)]
 
     def load(self, parts: Sequence[Part], sizes: Sequence[int]) -> None:
-        self._open, self._filled = list(parts), _units(parts)
-        if self._filled >= self._limits.max_length:
-            raise ValueError(f"{self._filled:,} units are held, and a sequence has {self._limits.max_length:,}")
+        most = self._limits.max_length
+        self._open, self._room = list(parts), most - _units(parts)
+        if self._room <= 0:
+            raise ValueError(f"{most - self._room:,} units are held, and a sequence has {most:,}")
 
 
 class FirstFit:
@@ -175,8 +176,8 @@ class BestFit:
     least with a second piece behind it. `split`: where none fits, the shortest of the others is cut to fill the place,
     and its rest waits on in its turn.
 
-    The textbook's best fit, which puts each document into an open sequence as it comes, has up to three times the
-    padding, however many it keeps open: the table is in docs/packing.md.
+    The textbook's best fit, which puts each document into an open sequence as it comes, has five to thirty times the
+    padding, however many it keeps open: docs/packing.md has the table.
     """
 
     def __init__(self, limits: Limits, split: bool = False) -> None:

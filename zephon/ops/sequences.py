@@ -20,6 +20,7 @@ Flat = tuple[NDArray[Any], Sequence[int]]
 
 LOSS_MASK = "loss_mask"
 TOKENS = "input_ids"
+_INT64 = np.dtype(np.int64)
 _MADE = (TOKENS, "position_ids", "segment_ids", "num_pad")
 
 Values = Callable[[str, int], list[Any]]
@@ -53,14 +54,15 @@ class FlatSequences:
 
     def measure(self, record: Record) -> int:
         """The number of tokens. Raises where the record has not one value of each field for each of them."""
-        if self.field not in record:
-            raise KeyError(f"no field {self.field!r}; the record has {sorted(map(str, record))}; tokenize first")
-        ids = record[self.field]
-        if not (type(ids) is np.ndarray and ids.ndim == 1 and ids.dtype == np.int64):
+        ids = record.get(self.field)
+        if not (type(ids) is np.ndarray and ids.dtype is _INT64 and ids.ndim == 1):  # as tokenize gives them
+            if self.field not in record:
+                raise KeyError(f"no field {self.field!r}; the record has {sorted(map(str, record))}; tokenize first")
             ids = token_ids(ids)
         length = len(ids)
-        for name, pad in self.pads.items():
-            self._check(record, name, pad.dtype, length)
+        if self.pads:
+            for name, pad in self.pads.items():
+                self._check(record, name, pad.dtype, length)
         if self.masks and LOSS_MASK in record:
             self._check(record, LOSS_MASK, np.dtype(bool), length)
         return length
