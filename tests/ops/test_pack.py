@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import zephon as zp
 from zephon.canonical import canonical_bytes
 from zephon.ipc.columns import make_columns
-from zephon.ops.accumulator import Key
+from zephon.ops.accumulator import Held, Key
 from zephon.ops.batch import stack_records
 from zephon.ops.pack import Pack
 from zephon.record import Block, Lineage, record_of
@@ -485,6 +485,22 @@ def test_decisions_need_no_payload() -> None:
     emitted = pack.push(0, [(cursor, length, 0) for cursor, length in enumerate([6, 7, 4, 3, 9, 25])])
     assert emitted.groups == [[(0, 0, 6), (2, 0, 4)], [(5, 0, 10)], [(5, 10, 20)], [(1, 0, 7), (3, 0, 3)]]
     assert emitted.triggers == [3, 5, 5, 5]
+
+
+def test_the_order_of_names_is_no_setting() -> None:
+    one = Pack(8, homogeneous=[["web", "code"], ["books"]], fields=["labels", "kinds"])
+    other = Pack(8, homogeneous={"b": {"books"}, "a": {"code", "web"}}, fields={"kinds": 0, "labels": 0})
+    assert canonical_bytes(one.settings()) == canonical_bytes(other.settings())
+
+
+@pytest.mark.parametrize(
+    ("items", "plain"),
+    [([], None), ([], [3]), ([(0, 0, 2)], []), ([(0, 0, 2)], [[0, [2]]]), ([(0, 0, 8)], [[0, [1]]])],
+)
+@pytest.mark.parametrize("algorithm", ["wrap", "first_fit", "best_fit"])
+def test_what_is_no_state_is_refused(algorithm: str, items: list[Any], plain: Any) -> None:
+    with pytest.raises(ValueError, match=r"held|wanted|open|waits"):
+        Pack(8, algorithm).load(0, Key(1, 0, 0, 0, "pack"), Held(items, plain))
 
 
 def test_settings_of_old_definitions_are_what_they_were() -> None:

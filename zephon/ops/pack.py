@@ -5,7 +5,6 @@ How documents are put together is `bins.py`, what a sequence then looks like `se
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -160,7 +159,7 @@ class Pack(Accumulator):
         emitted = Emitted()
         most, least = self.max_length if self.oversize != "split" else 2**63, self.min_length
         is_mixed, group_of = self.groups is None, self._group_of
-        filler = self._filler(lane, 0) if is_mixed else None
+        filler = self._filler(lane, 0)
         for trigger, (cursor, length, dataset) in enumerate(refs):
             if length > most:
                 length = self._oversize(emitted, trigger, length)
@@ -170,7 +169,6 @@ class Pack(Accumulator):
                 continue
             if not is_mixed:
                 filler = self._filler(lane, dataset if group_of is None else group_of[dataset])
-            assert filler is not None
             filler.add(cursor, length)
             if filler.out or filler.lost:
                 self._take(filler, emitted, trigger)
@@ -223,7 +221,7 @@ class Pack(Accumulator):
 
     @property
     def holds(self) -> int:
-        return self.num_bins if self.algorithm != "wrap" else 1
+        return self.most_flushed
 
     def state(self, lane: int) -> Held:
         """Plain: [group, how many parts stand in each open sequence] for every group that holds something."""
@@ -234,6 +232,8 @@ class Pack(Accumulator):
     def load(self, lane: int, key: Key, held: Held) -> None:
         self.open(lane, key)
         parts, at = list(held.items), 0
+        if not isinstance(held.plain, list) or not all(isinstance(group, list) for group in held.plain):
+            raise ValueError(f"a list of groups is wanted, not {held.plain!r}")
         for group, sizes in held.plain:
             end = at + sum(sizes)
             if end > len(parts):
@@ -263,7 +263,7 @@ def _one_of(setting: str, value: Any, choices: Iterable[str]) -> str:
 
 
 def _groups(homogeneous: Any) -> str | list[list[str]] | None:
-    """The setting `homogeneous` in one form: None, "dataset", or lists of names."""
+    """The setting `homogeneous` in one form: None, "dataset", or lists of names, all sorted."""
     if homogeneous is None:
         return None
     if homogeneous == "dataset":
@@ -276,16 +276,16 @@ def _groups(homogeneous: Any) -> str | list[list[str]] | None:
             "[['web', 'books'], ['code']] or {'text': ['web', 'books'], 'code': ['code']}"
         )
     names = list(chain.from_iterable(found))
-    for name in names:
+    for name in sorted(names):
         if names.count(name) > 1:
             raise ConfigError(f"pack(homogeneous=...): dataset {name!r} is named twice; it can be in one group only")
-    return found
+    return sorted(found)
 
 
 def _names(group: Any) -> list[str]:
     """The names of a group; none where it is no group."""
     names = [] if isinstance(group, str) or not isinstance(group, Iterable) else list(group)
-    return names if all(isinstance(name, str) for name in names) else []
+    return sorted(names) if all(isinstance(name, str) for name in names) else []
 
 
 def _group_of(groups: list[list[str]], datasets: Sequence[str]) -> list[int]:
@@ -293,6 +293,8 @@ def _group_of(groups: list[list[str]], datasets: Sequence[str]) -> list[int]:
     number = {name: i for i, group in enumerate(groups) for name in group}
     for name in number:
         if name not in datasets:
+            import difflib
+
             near = difflib.get_close_matches(name, datasets, n=1, cutoff=0.4)
             remedy = f"did you mean {near[0]!r}?" if near else f"the datasets are {', '.join(datasets)}"
             raise ConfigError(f"pack(homogeneous=...): {name!r} is no dataset of this pipeline; {remedy}")

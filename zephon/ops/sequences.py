@@ -40,7 +40,7 @@ def pads_of(fields: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(pad, np.generic) or pad.dtype.kind not in "biuf":
             raise ConfigError(f"pack(fields=...): the padding of {name!r} must be a number or a bool, not {value!r}")
         pads[name] = pad
-    return pads
+    return {name: pads[name] for name in sorted(pads)}
 
 
 class FlatSequences:
