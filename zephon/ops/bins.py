@@ -9,8 +9,9 @@ a walk down a tree, and a shift of small integers in one block of memory.
 from __future__ import annotations
 
 import sys
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from itertools import chain
 from typing import Any, Protocol
 
@@ -185,7 +186,8 @@ class BestFit:
         self.out: list[list[Part]] = []
         self.lost: list[int] = []
         self._waiting: dict[int, Part] = {}  # by number, in the order of arrival
-        self._keys: list[int] = []  # length << 48 | number of each, ascending
+        self._lengths: list[int] = []  # all lengths that wait, ascending
+        self._numbers: dict[int, list[int]] = {}  # of the pieces of each length, as a heap
         self._units = 0
         self._next = 0
         self._oldest = 0  # no number below it waits
@@ -203,66 +205,78 @@ class BestFit:
             self.out.append(self._fill())
 
     def _wait(self, part: Part) -> None:
-        length = part[2] - part[1]
         self._waiting[self._next] = part
-        insort(self._keys, length << _SHIFT | self._next)
+        self._enter(part[2] - part[1], self._next)
         self._next += 1
-        self._units += length
+        self._units += part[2] - part[1]
+
+    def _enter(self, length: int, number: int) -> None:
+        numbers = self._numbers.get(length)
+        if numbers is None:
+            self._numbers[length] = [number]
+            insort(self._lengths, length)
+        else:
+            heappush(numbers, number)
+
+    def _leave(self, at: int) -> int:
+        """The number of the oldest piece of the length at a position of `_lengths`, which leaves them."""
+        numbers = self._numbers[self._lengths[at]]
+        if len(numbers) == 1:
+            del self._numbers[self._lengths.pop(at)]
+        return heappop(numbers)
 
     def _fill(self) -> list[Part]:
         """The next sequence."""
-        keys, waiting, most = self._keys, self._waiting, self._limits.max_sequences
+        lengths, waiting, most = self._lengths, self._waiting, self._limits.max_sequences
         while self._oldest not in waiting:
             self._oldest += 1
         parts = [waiting.pop(self._oldest)]
         length = parts[0][2] - parts[0][1]
-        del keys[bisect_left(keys, length << _SHIFT | self._oldest)]
+        self._leave(bisect_left(lengths, length))  # the oldest of all is the oldest of its length
         free = self._limits.max_length - length
-        while free and keys and len(parts) < most:
+        while free and lengths and len(parts) < most:
             at = self._best(free, len(parts) + 1 == most)
             if at < 0:
                 free = self._cut(parts, free)
                 break
-            key = keys.pop(bisect_left(keys, keys[at] >> _SHIFT << _SHIFT))  # the oldest of that length
-            parts.append(waiting.pop(key & _NUMBER))
-            free -= key >> _SHIFT
+            free -= lengths[at]
+            parts.append(waiting.pop(self._leave(at)))
         self._units -= self._limits.max_length - free
         return parts
 
     def _best(self, free: int, is_last: bool) -> int:
-        """A position in `keys` of the best length for a place of `free` units; -1: none fits, or one is to be cut."""
-        keys = self._keys
-        at = bisect_left(keys, (free + 1) << _SHIFT) - 1
-        if at < 0 or free - (keys[at] >> _SHIFT) >= keys[-1] >> _SHIFT:  # whatever comes next fits as well
+        """The position of the best length for a place of `free` units; -1: none fits, or one is to be cut."""
+        lengths = self._lengths
+        at = bisect_right(lengths, free) - 1
+        if at < 0 or free - lengths[at] >= lengths[-1]:  # whatever comes next fits as well
             return at
         if is_last:  # with no second piece only an exact fit saves a cut
-            exact = keys[at] >> _SHIFT == free
-            return at if exact or not self._split or at + 1 == len(keys) else -1
+            return at if lengths[at] == free or not self._split or at + 1 == len(lengths) else -1
         least, best = free, at
-        for _ in range(LOOK):
-            length = keys[at] >> _SHIFT
-            second = bisect_left(keys, (free - length + 1) << _SHIFT, 0, at) - 1
-            left = free - length - (keys[second] >> _SHIFT if second >= 0 else 0)
+        for first in range(at, max(at - LOOK, -1), -1):
+            left = free - lengths[first]
+            second = bisect_right(lengths, left, 0, first + 1) - 1
+            if second == first and len(self._numbers[lengths[first]]) == 1:  # the piece itself
+                second -= 1
+            if second >= 0:
+                left -= lengths[second]
             if left < least:
-                least, best = left, at
+                least, best = left, first
                 if not left:
                     break
-            at = bisect_left(keys, length << _SHIFT, 0, at) - 1  # the next shorter length
-            if at < 0:
-                break
         return best
 
     def _cut(self, parts: list[Part], free: int) -> int:
         """Fills a place with the beginning of a longer piece, where both of its parts may be; returns what is free."""
         least = self._limits.min_length
-        at = bisect_left(self._keys, (free + least) << _SHIFT)
-        if not self._split or free < least or at == len(self._keys):
+        at = bisect_left(self._lengths, free + least)
+        if not self._split or free < least or at == len(self._lengths):
             return free
-        number = self._keys.pop(at) & _NUMBER
+        number = self._leave(at)
         cursor, start, stop = self._waiting[number]
         parts.append((cursor, start, start + free))
         self._waiting[number] = (cursor, start + free, stop)
-        insort(self._keys, (stop - start - free) << _SHIFT | number)
+        self._enter(stop - start - free, number)
         return 0
 
     def flush(self) -> None:
