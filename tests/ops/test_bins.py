@@ -233,8 +233,7 @@ def test_none_waits_for_more_sequences_than_there_are_bins() -> None:
     changes=st.lists(st.tuples(st.integers(0, 39), st.integers(0, 9))),
 )
 def test_the_tournament_finds_the_first(numbers: list[int], changes: list[tuple[int, int]]) -> None:
-    tree = Tournament(len(numbers))
-    tree.fill(numbers)
+    tree = Tournament(numbers, len(numbers))
     for place, number in [(0, numbers[0]), *changes]:
         if place < len(numbers):
             numbers[place] = tree[place] = number

@@ -22,6 +22,7 @@ from zephon.ops.accumulator import Part
 LOOK = 8
 """Lengths that best fit tries for a place, from the largest that fits. With 1, four times the padding and more."""
 
+_PLACES = 16  # for open sequences, to begin with
 _SHIFT = 48  # a key is length << 48 | number: sorted by length, then by age
 _NUMBER = (1 << _SHIFT) - 1
 
@@ -96,7 +97,7 @@ class FirstFit:
     """Each document to the sequence that was opened first among those with room for it.
 
     At most `num_bins` are open. Where none has room and all are open, the fullest is let go (of equals the oldest).
-    Johnson, Near-optimal bin packing algorithms, 1973; the tree over free room is from there too.
+    Johnson, Fast algorithms for bin packing, 1974, with a tournament over the free room of the sequences.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -105,7 +106,7 @@ class FirstFit:
         self.lost: list[int] = []
         self._bins: dict[int, list[Part]] = {}  # by place, ascending, in the order of opening
         self._keys: list[int] = []  # free << 48 | place of every open sequence, ascending
-        self._room = Tournament(2 * limits.num_bins)
+        self._room = Tournament([], _PLACES)
         self._end = 0  # the next place
 
     def add(self, cursor: Any, length: int) -> None:
@@ -136,7 +137,7 @@ class FirstFit:
         """The place of a new sequence, behind all others."""
         if len(self._bins) == self._limits.num_bins:
             self._close(self._keys.pop(0) & _NUMBER)
-        if self._end == len(self._room):  # half of the places at least are of sequences that are gone
+        if self._end == len(self._room):
             self._lay(list(self._bins.values()))
         self._end += 1
         return self._end - 1
@@ -146,11 +147,11 @@ class FirstFit:
         self._room[place] = 0
 
     def _lay(self, bins: list[list[Part]]) -> None:
-        """Gives open sequences the places from 0 on."""
+        """Gives open sequences the places from 0 on, and leaves as many free behind them."""
         free = [self._limits.max_length - _units(parts) for parts in bins]
         self._bins, self._end = dict(enumerate(bins)), len(bins)
         self._keys = sorted(room << _SHIFT | place for place, room in enumerate(free))
-        self._room.fill(free)
+        self._room = Tournament(free, max(_PLACES, 2 * len(free)))
 
     def flush(self) -> None:
         self.out += self._bins.values()
@@ -297,9 +298,12 @@ class BestFit:
 class Tournament:
     """Numbers by place, and the first place whose number is at least some other: each leaf's winner is the larger."""
 
-    def __init__(self, num_places: int) -> None:
-        self._size = 1 << (num_places - 1).bit_length()
-        self._tree = [0] * (2 * self._size)  # node i has the children 2i and 2i + 1
+    def __init__(self, numbers: Sequence[int], num_places: int) -> None:
+        self._size = 1 << (num_places - 1).bit_length()  # at least num_places; 0 where there is no number
+        leaves = [*numbers, *[0] * (self._size - len(numbers))]
+        self._tree = [*[0] * self._size, *leaves]  # node i has the children 2i and 2i + 1
+        for i in range(self._size - 1, 0, -1):
+            self._tree[i] = max(self._tree[2 * i], self._tree[2 * i + 1])
 
     def __len__(self) -> int:
         return self._size
@@ -327,12 +331,6 @@ class Tournament:
             if tree[i] < least:
                 i += 1
         return i - self._size
-
-    def fill(self, numbers: Sequence[int]) -> None:
-        """Sets the numbers from place 0 on, all others to 0."""
-        self._tree[self._size :] = [*numbers, *[0] * (self._size - len(numbers))]
-        for i in range(self._size - 1, 0, -1):
-            self._tree[i] = max(self._tree[2 * i], self._tree[2 * i + 1])
 
 
 def _cut_whole(cursor: Any, length: int, limits: Limits, out: list[list[Part]]) -> int:
