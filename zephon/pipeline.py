@@ -61,6 +61,7 @@ class Pipeline:
         if nodes and isinstance(nodes[-1], BatchNode):
             raise ConfigError(f"'{node.name or node.method}' behind batch: batch must be the last step of a pipeline")
         node.name = unique_name(node, [other.name or "" for other in nodes])
+        node.bind([dataset.name for dataset in self._definition.source.datasets])
         return self._derive(nodes=(*nodes, node), steps={**self._definition.steps, node.name: node_fields(node)})
 
     def apply(self, node: Node, *, name: str | None = None) -> Self:
@@ -135,7 +136,21 @@ class Pipeline:
     def pack(self, max_length: int, algorithm: str = "wrap", **settings: Any) -> Self:
         """Packs documents into sequences of `max_length` tokens: input_ids, position_ids, segment_ids, num_pad.
 
-        settings: oversize ("split", "truncate", "drop" or "error"), pad_id, field, name.
+        algorithm: "wrap" lays documents end to end and cuts; "first_fit" puts each into the first of `num_bins` open
+        sequences with room; "best_fit" fills a sequence with what fits best of `num_bins` (256) waiting documents;
+        "best_fit_wrap" also cuts one where nothing fits. docs/packing.md has figures, and how to choose.
+        oversize, for documents longer than `max_length`: "split" (the default; loses nothing), "truncate", "drop",
+        "error". min_length: shorter documents, and shorter rests of cut ones, are dropped; no shorter piece is cut off.
+        max_sequences: most pieces of documents in one sequence.
+        homogeneous: "dataset", or groups of dataset names as [["web", "books"], ["code"]] or as a dict: no sequence
+        mixes groups (each has `num_bins` of its own). Datasets that no group names are one more group.
+        fields: names, or {name: pad value}, of fields with one value for each token that are packed along; a field has
+        the dtype of its pad value (0: int64, 0.0: float64, False: bool, np.float32(0): float32).
+        loss_mask: None packs the field `loss_mask` (0 or 1, as bool; padding False) wherever a document has one, and
+        takes a document without for all ones; True makes one in every sequence; False leaves it behind.
+        output: "flat", or "list" of whole records: {"records": [...], "num_pad": n}; `length` then is the field or the
+        function that says a record's length (default: that of `field`), and oversize "error" or "drop".
+        pad_id, field (of the token ids), name. Whatever is dropped is counted by reason: `pack.oversize_tokens`, ...
         """
         return self._add(_construct(Pack, max_length, algorithm, **settings))
 

@@ -226,7 +226,8 @@ def _held(accumulator: Accumulator, window: int | None) -> tuple[str, int | None
     if isinstance(accumulator, Shuffle):
         return f"{accumulator.buffer_size:,} records", accumulator.buffer_size
     if isinstance(accumulator, Pack):
-        return f"{accumulator.max_length - 1:,} tokens", 1
+        most = accumulator.most_flushed
+        return f"{accumulator.max_length - 1:,} tokens" if most == 1 else _many(most, "sequence"), most
     if isinstance(accumulator, GroupBy):
         return f"{accumulator.size - 1:,} records", accumulator.size - 1
     return f"at most a window{f', {window:,} pointers' if window is not None else ''}", None

@@ -13,6 +13,7 @@ from zephon.plan.lanes import Topology
 from zephon.testing.recipes import (
     ID_STRIDE,
     Add,
+    Along,
     Change,
     Children,
     DropIds,
@@ -146,15 +147,36 @@ _ENDLESS = [*_SIMPLE[:4], _GROUPING[0], *_GROUPING[2:], st.just(Step("map_batche
 
 
 @st.composite
+def packs(draw: st.DrawFn, failing: Failing = "never", is_along: bool = False) -> Step:
+    """pack, with all its settings. `is_along`: the records have `labels`, and some a `loss_mask`."""
+    max_length = draw(st.integers(1, 12))
+    settings: dict[str, Any] = {
+        "num_bins": draw(st.integers(1, 6)),
+        "max_sequences": draw(st.sampled_from([None, None, 1, 3])),
+        "min_length": draw(st.sampled_from([1, 1, min(2, max_length)])),
+        "homogeneous": draw(st.sampled_from([None, None, "dataset", [["alpha"]]])),
+    }
+    may_fail = ["error"] if failing == "maybe" else []
+    if draw(st.integers(0, 4)) == 0:
+        settings |= {"output": "list", "oversize": draw(st.sampled_from(["drop", *may_fail]))}
+        return Step("pack", (max_length, draw(st.sampled_from(["first_fit", "best_fit"]))), settings)
+    settings |= {"oversize": draw(st.sampled_from(["split", "truncate", "drop", *may_fail])), "pad_id": 7}
+    if is_along and draw(st.booleans()):
+        settings |= {"fields": {"labels": -100}, "loss_mask": draw(st.sampled_from([None, True, False]))}
+    algorithms = ["wrap", "first_fit", "best_fit", "best_fit_wrap"]
+    return Step("pack", (max_length, draw(st.sampled_from(algorithms))), settings)
+
+
+@st.composite
 def _tokenized(draw: st.DrawFn, failing: Failing) -> list[Step]:
     """tokenize, perhaps something between, and perhaps pack."""
     cut = {"max_length": draw(st.integers(1, 5)), "overflow": draw(st.sampled_from(["split", "truncate"]))}
     found = [Step("tokenize", (Words(),), cut if draw(st.booleans()) else {})]
+    is_along = draw(st.booleans())
+    found += [Step("map", (Along(),))] if is_along else []
     found += draw(st.lists(st.one_of(*_SIMPLE, _GROUPING[0], _GROUPING[3]), max_size=2))
     if draw(st.integers(0, 3)):
-        policies = ["split", "truncate", "drop"] + (["error"] if failing == "maybe" else [])
-        oversize = draw(st.sampled_from(policies))
-        found.append(Step("pack", (draw(st.integers(1, 12)),), {"oversize": oversize, "pad_id": 7}))
+        found.append(draw(packs(failing, is_along)))
         found += draw(st.lists(st.one_of(*_SIMPLE, *_GROUPING[:2]), max_size=1))
     return found
 
