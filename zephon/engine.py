@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from zephon.batch import Batch
 from zephon.errors import ZephonError
@@ -194,7 +195,7 @@ class Engine:
         """The batch of a cut: payload is put together only here."""
         began = time.perf_counter()
         try:
-            fields = collate(cut.segments)
+            fields = collate(cut.segments, np.empty, self.job.plan.formatters)
         except BaseException as error:
             let_through(error, self._interrupts)
             return Failed(self.batch_error(error, run.lane, cut))

@@ -12,6 +12,7 @@ from zephon.errors import ConfigError
 from zephon.ops.accumulator import Accumulator
 from zephon.ops.base import MAX_CHILDREN, Node
 from zephon.ops.batch import Batch as BatchNode
+from zephon.ops.batch import Formatter
 from zephon.ops.filter import Filter
 from zephon.ops.flat_map import FlatMap
 from zephon.ops.map import Map
@@ -19,6 +20,7 @@ from zephon.ops.map_batches import MapBatches
 from zephon.ops.pack import Pack
 from zephon.ops.shuffle import Shuffle
 from zephon.ops.tokenize import Tokenize
+from zephon.ops.training import ToTraining
 from zephon.options import Options
 from zephon.plan.fingerprint import node_fields
 from zephon.plan.graph import unique_name
@@ -58,8 +60,11 @@ class Pipeline:
 
     def _add(self, node: Node) -> Self:
         nodes = self._definition.nodes
-        if nodes and isinstance(nodes[-1], BatchNode):
-            raise ConfigError(f"'{node.name or node.method}' behind batch: batch must be the last step of a pipeline")
+        behind = bool(nodes) and isinstance(nodes[-1], (BatchNode, Formatter))
+        if behind is not isinstance(node, Formatter):
+            name = node.name or node.method
+            rule = "only to_training may follow" if behind else "it formats batches, so batch(...) must come before it"
+            raise ConfigError(f"'{name}'{' behind batch' if behind else ''}: {rule}")
         node.name = unique_name(node, [other.name or "" for other in nodes])
         return self._derive(nodes=(*nodes, node), steps={**self._definition.steps, node.name: node_fields(node)})
 
@@ -140,8 +145,17 @@ class Pipeline:
         return self._add(_construct(Pack, max_length, algorithm, **settings))
 
     def batch(self, size: int, drop_last: bool = False, *, name: str | None = None) -> Self:
-        """Stacks `size` samples of one lane. The last step of a pipeline."""
+        """Stacks `size` samples of one lane. The last step of a pipeline, but for `to_training`."""
         return self._add(BatchNode(size, drop_last, name))
+
+    def to_training(self, ignore_index: int = -100, **settings: Any) -> Self:
+        """Makes of each batch of tokens what a training step takes. Behind `batch` only. See docs/training-batches.md.
+
+        settings: mask_boundaries (no label across documents), flatten (tokens end to end, no pads), pad_to_multiple_of
+        (of the width of rows), pad_id, shift (False: labels stand at their own tokens, for models that shift
+        themselves), fields (further fields of one number a token), name.
+        """
+        return self._add(_construct(ToTraining, ignore_index, **settings))
 
     def options(self, **settings: Any) -> Self:
         """Changes settings; see `zephon.options` for the three groups. Unknown names are an error."""
