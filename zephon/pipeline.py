@@ -13,6 +13,7 @@ from zephon.ops.accumulator import Accumulator
 from zephon.ops.base import MAX_CHILDREN, Node
 from zephon.ops.batch import Batch as BatchNode
 from zephon.ops.batch import Formatter
+from zephon.ops.chat import TokenizeChat
 from zephon.ops.filter import Filter
 from zephon.ops.flat_map import FlatMap
 from zephon.ops.map import Map
@@ -63,7 +64,11 @@ class Pipeline:
         behind = bool(nodes) and isinstance(nodes[-1], (BatchNode, Formatter))
         if behind is not isinstance(node, Formatter):
             name = node.name or node.method
-            rule = "only to_training may follow" if behind else "it formats batches, so batch(...) must come before it"
+            rule = (
+                "batch must be the last step of a pipeline, but for to_training"
+                if behind
+                else "it formats batches, so batch(...) must come before it"
+            )
             raise ConfigError(f"'{name}'{' behind batch' if behind else ''}: {rule}")
         node.name = unique_name(node, [other.name or "" for other in nodes])
         return self._derive(nodes=(*nodes, node), steps={**self._definition.steps, node.name: node_fields(node)})
@@ -132,6 +137,21 @@ class Pipeline:
         except ConfigError as error:
             at = "" if callable(tokenizer) else f" (tokenizer {tokenizer!r})"
             raise ConfigError(f"{error}{at}") from error.__cause__
+
+    def tokenize_chat(
+        self, tokenizer: Any, field: str = "messages", *, template: str | None = None, **settings: Any
+    ) -> Self:
+        """Adds `input_ids` and `loss_mask` made of the conversation in `field`. See docs/training-batches.md.
+
+        tokenizer: a `tokenizer.json` or a Hugging Face folder that holds one. template: the text of a chat template;
+        None: the folder's. settings: loss_on (roles), last_turn_only, max_length, overflow ("drop_first_turns",
+        "drop_last_turns", "truncate" or "drop"), tools_field, allow_special, variables, name, on_error.
+        """
+        from zephon.io.tokenizer_file import load_chat_template, load_tokenizer
+
+        definition = load_tokenizer(tokenizer)
+        template = load_chat_template(tokenizer) if template is None else template
+        return self._add(_construct(TokenizeChat, definition, template, field, **settings))
 
     def shuffle(self, buffer_size: int, *, name: str | None = None) -> Self:
         """Shuffles each lane through a buffer of `buffer_size` records, within a window."""

@@ -96,7 +96,9 @@ def test_its_place() -> None:
     line = pipeline(tokens([1]))
     with pytest.raises(zp.errors.ConfigError, match=r"batch\(\.\.\.\) must come before it"):
         line.to_training()
-    with pytest.raises(zp.errors.ConfigError, match="behind batch: only to_training may follow"):
+    with pytest.raises(
+        zp.errors.ConfigError, match=r"behind batch: batch must be the last step .* but for to_training"
+    ):
         line.batch(1).to_training().map(dict)
     with pytest.raises(zp.errors.ConfigError, match="behind batch"):
         line.batch(1).to_training().batch(2)
