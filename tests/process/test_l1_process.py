@@ -48,6 +48,19 @@ FIXED: dict[str, tuple[Recipe, dict[str, Any]]] = {
         of(Step("map", (Noise(),)), Step("flat_map", (Children(1, 3),)), Step("filter", (Keep(5, 0),)), BATCH),
         {"parallelism": {"map": 1, "flat_map": 2, "filter": 1}, "task_records": 3},
     ),
+    "rows of a training step, of many widths": (
+        of(Step("tokenize", (Words(),)), Step("batch", (3,)), Step("to_training", (), {"pad_to_multiple_of": 4})),
+        {},
+    ),
+    "packs of a training step, flat": (
+        of(
+            Step("tokenize", (Words(),)),
+            Step("pack", (8,)),
+            Step("batch", (3,)),
+            Step("to_training", (-1,), {"flatten": True}),
+        ),
+        {},
+    ),
     "groups, records cross twice": (
         of(Step("map_batches", (Thin(), 4)), Step("map_batches", (Reverse(), 3)), BATCH),
         {"parallelism": 2, "task_records": 5, "ring_bytes": 4096},

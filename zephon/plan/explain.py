@@ -104,6 +104,7 @@ def _stages(plan: Plan) -> list[str]:
     size, name = plan.batch.size, plan.batch.name or "batch"
     rest = "is dropped and counted" if plan.batch.drop_last else "is a shorter batch"
     lines.append(f"'{name}': {_many(size, 'sample')} of one lane; what is left at a lane's end {rest}")
+    lines += [f"  then, batch by batch: {_named(formatter)}" for formatter in plan.formatters]
     return lines
 
 

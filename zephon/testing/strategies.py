@@ -62,7 +62,7 @@ def topologies(num_lanes: int) -> st.SearchStrategy[Group]:
 @st.composite
 def executions(draw: st.DrawFn, recipe: Recipe) -> dict[str, Any]:
     """Execution options: parallelism 1 .. 4, also by operator (which splits stages); task size 1 .. 512; prefetch."""
-    names = [node.name for node in recipe.build()._definition.nodes if node.method != "batch"]
+    names = [node.name for node in recipe.build()._definition.nodes if node.method not in ("batch", "to_training")]
     workers = st.integers(1, 4)
     own = st.dictionaries(st.sampled_from(names), workers, min_size=1) if names else workers
     return {
@@ -192,6 +192,16 @@ def steps(draw: st.DrawFn, rows: tuple[Rows, ...], failing: Failing = "never") -
     return found
 
 
+_TRAINING = st.builds(
+    lambda flatten, masked, multiple: Step(
+        "to_training", (), {"flatten": flatten, "mask_boundaries": masked, "pad_to_multiple_of": multiple}
+    ),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([1, 8]),
+)
+
+
 @st.composite
 def recipes(
     draw: st.DrawFn, failing: Failing = "never", endless: bool = False, max_lanes: int = 8, regroups: bool | None = None
@@ -221,6 +231,8 @@ def recipes(
         chain.insert(0, Step("filter", (DropIds(ids_of_lanes(recipe, dry)),)))
     if draw(st.integers(0, 9)):
         chain.append(Step("batch", (draw(st.integers(1, 6)), draw(st.booleans()))))
+        if chain[:-1] and chain[-2].method in ("tokenize", "pack") and draw(st.booleans()):
+            chain.append(draw(_TRAINING))
     return Recipe(rows, mixture, tuple(chain), options)
 
 
