@@ -202,6 +202,11 @@ _TRAINING = st.builds(
 )
 
 
+def _makes_tokens(step: Step) -> bool:
+    """Whether a batch of what a step makes has input_ids: a pack of whole records has none."""
+    return step.method == "tokenize" or (step.method == "pack" and step.settings.get("output") != "list")
+
+
 @st.composite
 def recipes(
     draw: st.DrawFn, failing: Failing = "never", endless: bool = False, max_lanes: int = 8, regroups: bool | None = None
@@ -231,7 +236,7 @@ def recipes(
         chain.insert(0, Step("filter", (DropIds(ids_of_lanes(recipe, dry)),)))
     if draw(st.integers(0, 9)):
         chain.append(Step("batch", (draw(st.integers(1, 6)), draw(st.booleans()))))
-        if chain[:-1] and chain[-2].method in ("tokenize", "pack") and draw(st.booleans()):
+        if chain[:-1] and _makes_tokens(chain[-2]) and draw(st.booleans()):
             chain.append(draw(_TRAINING))
     return Recipe(rows, mixture, tuple(chain), options)
 
