@@ -87,6 +87,9 @@ def test_a_pipeline_of_ones_own_with_json_and_picture(tmp_path: Path, capfd: pyt
     [
         (["w11"], "did you mean 'w1'"),
         (["w3", "--lanes", "2"], "--lanes does not apply"),
+        (["engine:shuffle+wrp+batch"], "wrp"),
+        (["engine:batch+shuffle"], "last step"),
+        (["engine:shuffle"], "the last operator must be batch"),
         (["w1", "--runner", "thread"], "runner"),
         (["w1", "--parallelism", "two"], "whole numbers"),
         (["w1", "--peers", "nobody"], "the peers are torch"),
@@ -165,6 +168,14 @@ def test_scale_is_measured() -> None:
     sample = measure(Spec(workload="w9:1e10", runner="inline", lanes=64, seconds=0.05))
     assert sample.rate > 0
     assert sample.first_batch_s is not None
+
+
+def test_the_serial_part_is_measured_part_by_part() -> None:
+    sample = measure(Spec(workload="engine:shuffle+wrap+batch", runner="inline", lanes=2, seconds=0.05, warm_s=0.02))
+    assert sample.rate > 0
+    parts = {"pump", "feed", "stage", "chain", "shuffle", "pack", "batcher", "tail", "origins"}
+    assert {f"{part}_us" for part in parts} <= sample.details.keys()
+    assert sum(sample.details.values()) * sample.rate == pytest.approx(1e6, rel=0.2)  # what took the time is named
 
 
 @pytest.mark.torch

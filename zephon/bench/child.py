@@ -21,7 +21,7 @@ LoadTarget = Callable[[str], Any]
 
 def measure(spec: Spec, load_target: LoadTarget | None = None) -> Sample:
     """Runs what the spec says. Modules are imported here, so that none pays for another's."""
-    if spec.base in ("w5", "w6", "w7", "w8", "w9"):
+    if spec.base in ("w5", "w6", "w7", "w8", "w9", "engine"):
         return _special(spec)
     if spec.system in (BARE, BARE_TWO, BARE_PIPE):
         from zephon.bench import bare
@@ -35,7 +35,7 @@ def measure(spec: Spec, load_target: LoadTarget | None = None) -> Sample:
 
 
 def _special(spec: Spec) -> Sample:
-    """The workloads that do not measure a rate."""
+    """The workloads that do not time a stream of batches."""
     if spec.base == "w5":
         from zephon.bench import start
 
@@ -52,6 +52,10 @@ def _special(spec: Spec) -> Sample:
         from zephon.bench import faults
 
         return faults.measure(spec)
+    if spec.base == "engine":
+        from zephon.bench import serial
+
+        return serial.measure(spec)
     from zephon.bench import scale
 
     return scale.measure(spec)

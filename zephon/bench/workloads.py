@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from typing import NamedTuple
 
 from zephon.bench.spec import BARE, BARE_PIPE, BARE_TWO, Spec
@@ -28,6 +29,13 @@ class Workload(NamedTuple):
     less_is_better: bool = False
     fixed: str | None = None
     options: tuple[str, ...] = ()
+    check: Callable[[str], None] | None = None
+
+
+def _check_operators(operators: str) -> None:
+    from zephon.bench import serial
+
+    serial.check(operators)
 
 
 WORKLOADS: dict[str, Workload] = {
@@ -74,6 +82,15 @@ WORKLOADS: dict[str, Workload] = {
         less_is_better=True,
         fixed="inline",
     ),
+    "engine": Workload(
+        "the serial part of the engine on one core, no payload",
+        "records/s",
+        ("batch", "shuffle+batch", "shuffle+wrap+batch"),
+        lanes=(1, 8),
+        has_peers=False,
+        fixed="inline",
+        check=_check_operators,
+    ),
 }
 TARGET = Workload("your pipeline", "samples/s", own_lanes=None, has_peers=False)
 
@@ -84,7 +101,9 @@ def find(name: str) -> Workload:
     workload = WORKLOADS.get(base.lower())
     if workload is not None:
         allowed = (*workload.variants, *workload.options)
-        if variant and variant not in allowed:
+        if variant and workload.check is not None:
+            workload.check(variant)
+        elif variant and variant not in allowed:
             listed = ", ".join(f"{base}:{v}" for v in allowed) or "none"
             raise ConfigError(f"{name!r} is no variant of {base}; its variants are {listed}")
         return workload
@@ -114,7 +133,7 @@ def contestants(wanted: Wanted) -> list[Spec]:
     base, _, variant = wanted.name.partition(":")
     known = workload is not TARGET
     if wanted.lanes and not workload.lanes:
-        raise ConfigError(f"--lanes does not apply to {wanted.name}: it applies to w1 and w9")
+        raise ConfigError(f"--lanes does not apply to {wanted.name}: it applies to w1, w9 and engine")
     if wanted.peers and not workload.has_peers:
         raise ConfigError(f"--peers does not apply to {wanted.name}: no peer does what it measures")
     variants = (variant,) if variant or not workload.variants else workload.variants

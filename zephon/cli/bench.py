@@ -25,11 +25,11 @@ _WIDTH = 150  # of the table where the output is no terminal
 
 def bench(
     workload: Annotated[
-        str, typer.Argument(help="w1 to w9, one variant (w2:1ms), or a pipeline of your own as module.py:name")
+        str, typer.Argument(help="w1 to w9, engine, one variant (w2:1ms), or a pipeline of your own as module.py:name")
     ],
     runner: Annotated[str | None, typer.Option(help="Runners, with commas between: process, threads, inline.")] = None,
     parallelism: Annotated[str, typer.Option(help="Workers, with commas between.")] = "2",
-    lanes: Annotated[str | None, typer.Option(help="Owned lanes, with commas between; for w1 and w9.")] = None,
+    lanes: Annotated[str | None, typer.Option(help="Owned lanes, with commas between; for w1, w9 and engine.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; every system is measured once in each.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.01, help="Seconds of one measurement, after a warm-up.")] = 3.0,
     json_file: Annotated[

@@ -1,0 +1,216 @@
+"""engine: the serial part of the engine alone, on one core: source, feed, accumulators, batcher and tail, no payload.
+
+The name says which operators: `engine:shuffle+wrap+batch`. A pool that does nothing hands out lengths, as workers send
+them, so that no record is read, moved or collated. What is timed is the real `Engine`; only its pool is another one.
+Document lengths are log-normal. Nothing is flushed but at the end, which is never reached.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from zephon.bench import data
+from zephon.bench.spec import Sample, Spec
+from zephon.engine import Engine, Job
+from zephon.errors import ConfigError
+from zephon.flow.batcher import Cut
+from zephon.flow.task import Out, Task
+from zephon.io.dataset import Dataset
+from zephon.lineage import origins_in
+from zephon.pipeline import Pipeline
+from zephon.plan.limits import MOST_TASK_RECORDS
+from zephon.record import Record
+from zephon.runners.base import Meter
+from zephon.work.static_mixture import StaticMixture
+
+ROWS = 10**9
+NEVER_FLUSH = 1 << 20  # chunks
+MAX_LENGTH = 2048  # tokens of a sequence
+BUFFER_SIZE = 8192  # records of a shuffle
+MEDIAN_LENGTH, SIGMA = 400, 1.0  # tokens of a document: log-normal, the mean is 660
+NUM_LENGTHS = 1 << 16
+PREFETCH_BATCHES = 8
+
+
+def chain(pipeline: Pipeline, operators: str) -> Pipeline:
+    """The pipeline with operators named as in "shuffle+wrap+batch". Raises ConfigError for a name that is none.
+
+    shuffle, batch, or an algorithm of pack; batches hold 8 sequences of a pack, or 32 records.
+    """
+    names = operators.split("+")
+    for name in names:
+        if name == "shuffle":
+            pipeline = pipeline.shuffle(BUFFER_SIZE)
+        elif name == "batch":
+            pipeline = pipeline.batch(32 if set(names) <= {"shuffle", "batch"} else 8)
+        else:
+            pipeline = pipeline.pack(MAX_LENGTH, name)
+    if names[-1] != "batch":
+        raise ConfigError(f"engine:{operators}: the last operator must be batch, as in engine:shuffle+wrap+batch")
+    return pipeline
+
+
+def check(operators: str) -> None:
+    """Raises ConfigError where `operators` cannot be measured."""
+    chain(Pipeline(_source()), operators)
+
+
+def measure(spec: Spec) -> Sample:
+    """Records a second. `details`: microseconds a record by part, without what the part calls."""
+    begun = time.perf_counter()
+    engine = _engine(spec)
+    parts = Parts()
+    pool = parts.watch(engine)
+    run = _Run(engine, parts)
+    run.go_on(0.0)
+    first_batch_s = time.perf_counter() - begun
+    run.go_on(spec.warm_s)
+    parts.seconds.clear()
+    records, cpu = pool.meter.records, time.process_time()
+    took = run.go_on(spec.seconds)
+    records, cpu = pool.meter.records - records, time.process_time() - cpu
+    return Sample(
+        rate=records / took,
+        first_batch_s=first_batch_s,
+        cpu_us={"engine": cpu / records * 1e6},
+        details={f"{part}_us": seconds / records * 1e6 for part, seconds in sorted(parts.seconds.items())},
+    )
+
+
+def _source() -> StaticMixture:
+    return StaticMixture([data.made_dataset("null", data.id_record, ROWS)], seed=1)
+
+
+def _engine(spec: Spec) -> Engine:
+    settings: dict[str, Any] = {"canonical_replicas": spec.lanes or 1, "dp_degree": 1, "dp_group_id": 0}
+    pipeline = chain(Pipeline(_source()), spec.variant)
+    session = pipeline.options(parallelism=1, flush_every_k_chunks=NEVER_FLUSH, **settings)._session
+    plan, source = session.resolved.plan, session.resolved.source
+    job = Job(
+        plan=plan,
+        source=source,
+        datasets=cast("Sequence[Dataset]", source.datasets),
+        num_lanes=session.resolved.topology.num_lanes,
+        pass_index=0,
+        lanes=session.start,
+        cycles_per_step=1,
+        task_records=MOST_TASK_RECORDS,
+        adaptive=False,
+        prefetch_batches=PREFETCH_BATCHES,
+    )
+    return Engine(job, lambda work, workers, notify: NullPool(), False, lambda: None, build=False)
+
+
+class Nothing(Sequence[Record]):
+    """Records without fields."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, i: Any) -> Any:
+        return {}
+
+
+class NullPool:
+    """A pool that has nothing to do: every record is there at once, with a length."""
+
+    def __init__(self) -> None:
+        self.meter = Meter()
+        self._tasks: deque[Task] = deque()
+        drawn = np.random.default_rng(1).lognormal(np.log(MEDIAN_LENGTH), SIGMA, NUM_LENGTHS)
+        self._lengths: list[int] = np.maximum(1, drawn.astype(np.int64)).tolist()
+
+    def has_room(self) -> bool:
+        return not self._tasks
+
+    def submit(self, task: Task) -> None:
+        self._tasks.append(task)
+
+    def take(self) -> list[Out] | None:
+        if not self._tasks:
+            return None
+        task = self._tasks.popleft()
+        at = self.meter.records % (NUM_LENGTHS - MOST_TASK_RECORDS)
+        outs = []
+        for size in map(len, task.slices):
+            outs.append(Out(Nothing(size), range(size), None, self._lengths[at : at + size]))
+            at += size
+        self.meter.add({}, task.num_records)
+        return outs
+
+    def close(self, timeout_s: float) -> None:
+        self._tasks.clear()
+
+
+class Parts:
+    """Seconds by part of the engine, each without the parts that it calls."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._inner = [0.0]
+
+    def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """`call`, timed."""
+
+        def timed(*args: Any) -> Any:
+            began = time.perf_counter()
+            self._inner.append(0.0)
+            try:
+                return call(*args)
+            finally:
+                took = time.perf_counter() - began
+                self.seconds[part] = self.seconds.get(part, 0.0) + took - self._inner.pop()
+                self._inner[-1] += took
+
+        return timed
+
+    def _watch(self, thing: Any, part: str, *methods: str) -> None:
+        for method in methods:
+            setattr(thing, method, self.timed(part, getattr(thing, method)))
+
+    def watch(self, engine: Engine) -> NullPool:
+        """Times the parts of an engine from now on; returns its pool."""
+        self._watch(engine, "pump", "pump")
+        self._watch(engine.feed, "feed", "deal")
+        for stage in engine.stages:
+            self._watch(stage, "stage", "take")
+            self._watch(stage._chain, "chain", "push")
+            for accumulator in stage._chain._accumulators:
+                self._watch(accumulator, accumulator.name or accumulator.method, "push", "flush")
+        for batcher in engine.batchers.values():
+            self._watch(batcher, "batcher", "push")
+        self._watch(engine.tail, "tail", "put", "pop")
+        (pool,) = engine.pools
+        assert isinstance(pool, NullPool)
+        self._watch(pool, "null_pool", "take")
+        return pool
+
+
+class _Run:
+    """Pumps an engine, and takes its batches in the tail's order, as the engine's process does."""
+
+    def __init__(self, engine: Engine, parts: Parts) -> None:
+        self._engine = engine
+        self._origins = parts.timed("origins", lambda cut: origins_in(cut.segments))
+
+    def go_on(self, seconds: float) -> float:
+        """Runs for about so long, and at least to the next batch; returns the seconds that it took."""
+        tail, begun = self._engine.tail, time.perf_counter()
+        while True:
+            self._engine.pump()
+            is_cut = False
+            while isinstance(tail.peek(), Cut):
+                _, cut = tail.pop()
+                self._origins(cut)
+                is_cut = True
+            took = time.perf_counter() - begun
+            if is_cut and took >= seconds:
+                return took
