@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -69,7 +67,7 @@ _Part = tuple[Ints | None, Any, Any, list[tuple[int, ...]] | None]
 def _of_run(samples: Handles, start: int, stop: int) -> _Part:
     if isinstance(samples, Block) and isinstance(samples.lineage.items, Pointers):
         return _of_pointers(samples.lineage, samples.lineage.items, start, stop)
-    if (part := _of_groups([samples[i] for i in range(start, stop)])) is not None:
+    if (part := _of_plain([samples[i] for i in range(start, stop)])) is not None:
         return part
     found = [origins_of(samples[i]) for i in range(start, stop)]
     flat = [origin for sample in found for origin in sample]
@@ -79,22 +77,32 @@ def _of_run(samples: Handles, start: int, stop: int) -> _Part:
     return counts, dataset, np.array([origin[1] for origin in flat], np.int64), path
 
 
-def _of_groups(groups: list[Handle]) -> _Part | None:
-    """The origins of groups of records that are as pointers gave them; None where there is anything else."""
-    counts = [len(group.parts) for group in groups if isinstance(group, Group)]
-    handles = [handle for group in groups if isinstance(group, Group) for handle, _, _ in group.parts]
-    if len(counts) < len(groups) or not all(isinstance(handle, tuple) for handle in handles):
-        return None
-    dataset, row = [], []
-    for block, run in groupby(handles, key=itemgetter(0)):
-        lineage = block.lineage
-        if lineage.path or not isinstance(lineage.items, Pointers):
+def _of_plain(handles: list[Handle]) -> _Part | None:
+    """The origins of records that are as pointers gave them, or of groups of such; None where there is anything else.
+
+    Number by number: behind a shuffle hardly two neighbours lie in one block, and numpy costs more for each.
+    """
+    counts, flat = None, handles
+    if type(handles[0]) is Group:
+        counts = [len(group.parts) for group in handles if isinstance(group, Group)]
+        flat = [part[0] for group in handles if isinstance(group, Group) for part in group.parts]
+        if len(counts) < len(handles):
             return None
-        items, index = lineage.items, [lineage.index[i] for _, i in run]
-        dataset.append(items.dataset[index])
-        row.append(items.row[index])
-    many = None if len(handles) == len(groups) else np.array(counts, np.int64)
-    return many, np.concatenate(dataset), np.concatenate(row), None
+    dataset: list[int] = []
+    row: list[int] = []
+    for handle in flat:
+        if type(handle) is not tuple:
+            return None
+        block, i = handle
+        lineage = block.lineage
+        items = lineage.items
+        if lineage.path or type(items) is not Pointers:
+            return None
+        item = lineage.index[i]
+        dataset.append(items.dataset.item(item))
+        row.append(items.row.item(item))
+    many = np.array(counts, np.int64) if counts is not None and len(flat) > len(handles) else None
+    return many, np.array(dataset, np.int64), np.array(row, np.int64), None
 
 
 def _of_pointers(lineage: Lineage, pointers: Pointers, start: int, stop: int) -> _Part:
