@@ -30,6 +30,7 @@ from zephon.ops.batch import collate, stacking_of
 from zephon.runners import stacks, threads
 from zephon.runners.execute import StageWork
 from zephon.runners.guard import Guard
+from zephon.runners.heap import collect_rarely
 from zephon.runners.process import ProcessPool, Wiring
 from zephon.runners.rings import Station
 from zephon.runners.whereabouts import BATCH, FLOW, Whereabouts
@@ -51,6 +52,7 @@ def serve(
     """The engine process's life, after the fork. `station` always tells what it is on; its stack goes there too."""
     stacks.listen(station.stack_file)
     where = Whereabouts(station.cells)
+    collect_rarely()
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_Server(job, wirings, where, trainer, launcher).run())
