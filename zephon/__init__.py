@@ -9,10 +9,12 @@ __version__ = "0.1.0"
 _PLACES = {
     "Accumulator": "zephon.ops.accumulator",
     "Batch": "zephon.batch",
+    "DROP": "zephon.ops.stateful_map",
     "Dataset": "zephon.io.dataset",
     "Emitted": "zephon.ops.accumulator",
     "Held": "zephon.ops.accumulator",
     "MISSING": "zephon.record",
+    "Machine": "zephon.ops.stateful_map",
     "Operator": "zephon.ops.base",
     "Pipeline": "zephon.pipeline",
     "Pointers": "zephon.record",
@@ -26,10 +28,12 @@ _PLACES = {
 __all__ = [  # noqa: RUF022
     "Accumulator",
     "Batch",
+    "DROP",
     "Dataset",
     "Emitted",
     "Held",
     "MISSING",
+    "Machine",
     "Operator",
     "Pipeline",
     "Pointers",
@@ -50,6 +54,8 @@ if TYPE_CHECKING:
     from zephon.ops.accumulator import Emitted as Emitted
     from zephon.ops.accumulator import Held as Held
     from zephon.ops.base import Operator as Operator
+    from zephon.ops.stateful_map import DROP as DROP
+    from zephon.ops.stateful_map import Machine as Machine
     from zephon.pipeline import Pipeline as Pipeline
     from zephon.record import MISSING as MISSING
     from zephon.record import Pointers as Pointers

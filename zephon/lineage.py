@@ -83,7 +83,7 @@ def _of_plain(handles: list[Handle]) -> _Part | None:
     Number by number: behind a shuffle hardly two neighbours lie in one block, and numpy costs more for each.
     """
     counts, flat = None, handles
-    if type(handles[0]) is Group:
+    if isinstance(handles[0], Group):
         counts = [len(group.parts) for group in handles if isinstance(group, Group)]
         flat = [part[0] for group in handles if isinstance(group, Group) for part in group.parts]
         if len(counts) < len(handles):

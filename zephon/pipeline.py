@@ -20,6 +20,7 @@ from zephon.ops.map import Map
 from zephon.ops.map_batches import MapBatches
 from zephon.ops.pack import Pack
 from zephon.ops.shuffle import Shuffle
+from zephon.ops.stateful_map import StatefulMap
 from zephon.ops.tokenize import Tokenize
 from zephon.ops.training import ToTraining
 from zephon.options import Options
@@ -157,6 +158,26 @@ class Pipeline:
     def shuffle(self, buffer_size: int, *, name: str | None = None) -> Self:
         """Shuffles each lane through a buffer of `buffer_size` records, within a window."""
         return self._add(Shuffle(buffer_size, name))
+
+    def stateful_map(
+        self,
+        machine: Any,
+        *,
+        key: Callable[..., Any],
+        into: str | None = None,
+        name: str | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Lets a `zephon.Machine` decide, lane by lane and in order, on what `key(record)` gives.
+
+        `key` runs in the workers, the machine in the engine: keep it small. A key is None, a bool, int, float, str,
+        bytes or a tuple of these, of at most 1 KB. The machine answers True or False (dropped, counted as
+        `<name>.dropped`); with `into` a value for the field of that name, or zephon.DROP. docs/stateful_map.md.
+        A window begins with a fresh state: to see a lane's whole pass, set `flush_every_k_chunks=0`.
+        settings: max_held (1024; records of a lane that may wait for an answer), max_state_bytes (1 MiB; of a machine's
+        state of a lane, an error beyond it), version (in place of a hash of the code of machine and key).
+        """
+        return self._add(_construct(StatefulMap, machine, key, into, name=name, **settings))
 
     def pack(self, max_length: int, algorithm: str = "wrap", **settings: Any) -> Self:
         """Packs documents into sequences of `max_length` tokens: input_ids, position_ids, segment_ids, num_pad.

@@ -142,6 +142,23 @@ class Group:
         """The parts with their records in place of handles."""
         return [(record_of(handle), start, stop) for handle, start, stop in self.parts]
 
+    def build(self) -> Record:
+        """The record."""
+        return self.op.build(self.pieces())  # type: ignore[no-any-return]
+
+
+class Attached(Group):
+    """A handle of a record that an accumulator wrote something on: one more field, `op.into`, which is `value`."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, op: Any, handle: Any, value: Any) -> None:
+        super().__init__(op, [(handle, 0, 1)])
+        self.value = value
+
+    def build(self) -> Record:
+        return {**record_of(self.parts[0][0]), self.op.into: self.value}
+
 
 Handle = tuple[Block, int] | Group
 """A record in flight, with or without payload in it."""
@@ -153,7 +170,7 @@ Handles = Block | list[Handle]
 def record_of(handle: Handle) -> Record:
     """The record itself."""
     if isinstance(handle, Group):
-        return handle.op.build(handle.pieces())  # type: ignore[no-any-return]
+        return handle.build()
     return handle[0].records[handle[1]]
 
 

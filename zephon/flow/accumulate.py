@@ -121,6 +121,7 @@ class Chain:
             emitted.fail(emitted.triggers[len(out)] if len(out) < len(emitted.triggers) else 0, error)
         if emitted.failure is not None:
             at, problem = emitted.failure
+            let_through(problem, self._interrupts)
             where = where or self._describe((refs or [])[at][0])
             emitted.failure = (at, as_zephon_error(problem, name, where))
             kept = len(out) if refs is None else bisect_left(emitted.triggers, at, 0, len(out))

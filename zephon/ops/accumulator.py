@@ -18,7 +18,10 @@ from zephon.ops.base import Node
 from zephon.record import Record
 
 Ref = tuple[Any, int, int]
-"""(cursor, length, component): an opaque handle of a record, its measured length, the index of its dataset."""
+"""(cursor, length, component): an opaque handle of a record, its measured length, the index of its dataset.
+
+Of an accumulator that is `keyed` the second is what it measured, any plain value.
+"""
 
 Part = tuple[Any, int, int]
 """(cursor, start, stop): a piece of a record, in units of its measured length."""
@@ -46,7 +49,8 @@ class Emitted:
     """What one call of an accumulator let go, in order.
 
     `groups[i]` was released by the ref at position `triggers[i]` of the call (never falling; ignored for a flush).
-    A group is a list of parts, or, of an accumulator that `preserves` records, one of the refs it was given.
+    A group is a list of parts, or, of an accumulator that `preserves` records, one of the refs it was given (its
+    cursor perhaps `Attached`).
     """
 
     __slots__ = ("drops", "failure", "groups", "triggers")
@@ -91,6 +95,7 @@ class Accumulator(Node):
 
     `preserves`: it emits the refs themselves, whole and unchanged (a shuffle), and needs no `build`.
     `measures`: it wants lengths; `measure` then runs in the workers for every record.
+    `keyed`: what `measure` gives is no length but any plain value, for this accumulator alone: it emits length 1.
     `batched`: `push` may be given several refs at once; else it gets them one by one.
     `reads`: the fields of a record that `build` looks at, where it is not all of them; others may be missing there.
 
@@ -101,6 +106,7 @@ class Accumulator(Node):
 
     preserves: bool = False
     measures: bool = False
+    keyed: bool = False
     batched: bool = False
     reads: tuple[str, ...] | None = None
 

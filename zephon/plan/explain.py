@@ -14,6 +14,7 @@ from zephon.ops.base import Node
 from zephon.ops.map_batches import GroupBy
 from zephon.ops.pack import Pack
 from zephon.ops.shuffle import Shuffle
+from zephon.ops.stateful_map import StatefulMap
 from zephon.options import Options
 from zephon.plan.graph import Plan, StagePlan
 from zephon.plan.lanes import Topology
@@ -229,6 +230,8 @@ def _held(accumulator: Accumulator, window: int | None) -> tuple[str, int | None
     if isinstance(accumulator, Pack):
         most = accumulator.most_flushed
         return f"{accumulator.max_length - 1:,} tokens" if most == 1 else _many(most, "sequence"), most
+    if isinstance(accumulator, StatefulMap):
+        return f"{accumulator.max_held:,} records that wait, and the machine's state", accumulator.max_held
     if isinstance(accumulator, GroupBy):
         return f"{accumulator.size - 1:,} records", accumulator.size - 1
     return f"at most a window{f', {window:,} pointers' if window is not None else ''}", None

@@ -143,10 +143,13 @@ def _add_operator(stages: list[_Open], operator: Operator, number: int) -> None:
 
 
 def _add_accumulator(stages: list[_Open], accumulator: Accumulator) -> None:
-    """Accumulators share a stage, unless one wants lengths that only a built record has."""
+    """Accumulators share a stage, unless one wants lengths that only a built record has.
+
+    One that is keyed comes first in its stage, so that no other one ever holds a key in place of a length.
+    """
     before = stages[-1].accumulators
-    if accumulator.measures and any(a.measures or not a.preserves for a in before):
-        stages.append(_Open(f"'{accumulator.name}' measures what '{before[-1].name}' builds"))
+    if accumulator.measures and any(accumulator.keyed or a.measures or not a.preserves for a in before):
+        stages.append(_Open(f"'{accumulator.name}' measures what '{before[-1].name}' lets go"))
         stages[-1].workers = stages[-2].workers
     stages[-1].accumulators.append(accumulator)
 

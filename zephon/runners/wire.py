@@ -155,12 +155,29 @@ def write_result(
         shape.append([len(out.records), len(out.index) if whole else -1])
         if not whole:
             buffers.append(np.array(out.index, np.int64))
+        measured = ""
         if out.lengths is not None:
-            buffers.append(np.array(out.lengths, np.int64))
+            measured, packed = _pack_lengths(out.lengths)
+            buffers.append(packed)
         failure = [out.failure[0], dump(out.failure[1])] if out.failure else None
         drops = [(i, reason, int(amount)) for i, reason, amount in out.drops]
-        extra.append([out.lengths is not None, out.path, drops, failure])
+        extra.append([measured, out.path, drops, failure])
     return write_message(["result", description, shape, extra, seconds], buffers)
+
+
+def _pack_lengths(lengths: list[Any]) -> tuple[str, Array]:
+    """Lengths as a buffer, and how: as numbers, or, where they are keys of any plain type, pickled."""
+    if set(map(type, lengths)) <= {int}:
+        try:
+            return "int", np.array(lengths, np.int64)
+        except OverflowError:
+            pass
+    return "any", np.frombuffer(dump(lengths), np.uint8)
+
+
+def _unpack_lengths(kind: str, buffer: Any) -> list[Any]:
+    lengths: list[Any] = buffer.view(np.int64).tolist() if kind == "int" else pickle.loads(buffer)
+    return lengths
 
 
 def _size(buffer: Array | list[Array]) -> int:
@@ -209,7 +226,7 @@ def _read_result(what: list[Any], buffers: Iterator[Any]) -> tuple[list[Out], di
     ends = list(accumulate(count for count, _ in shape))
     for (count, whole), (measured, path, drops, failure), end in zip(shape, extra, ends, strict=True):
         index: Sequence[int] = range(whole) if whole >= 0 else next(buffers).view(np.int64).tolist()
-        lengths = next(buffers).view(np.int64).tolist() if measured else None
+        lengths = _unpack_lengths(measured, next(buffers)) if measured else None
         outs.append(
             Out(
                 columns.cut(end - count, end),

@@ -87,7 +87,7 @@ def _length(accumulator: Accumulator, i: int, record: Record) -> int:
         length, again = accumulator.measure(record), accumulator.measure(record)
     except Exception as error:
         raise broken(accumulator, f"raised in measure() on record {i}: {describe(error)}") from error
-    if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+    if not accumulator.keyed and (isinstance(length, bool) or not isinstance(length, int) or length < 0):
         raise broken(
             accumulator,
             f"gave the length {length!r} for record {i} from measure(): a whole number, 0 or more, is wanted",

@@ -11,6 +11,7 @@ import numpy as np
 
 from zephon.errors import describe
 from zephon.ops.accumulator import Accumulator, Emitted, Key, Ref
+from zephon.record import Attached
 from zephon.testing.contract_base import broken
 
 FLUSH = 1 << 30  # the trigger of what a flush lets go: behind every ref
@@ -152,7 +153,7 @@ def _group(accumulator: Accumulator, group: Any) -> Any:
                 f"says preserves = True and emitted {group!r}: it must emit the refs that it was given, one at a time, "
                 "as they are",
             )
-        return group
+        return (_unwrapped(group[0]), *group[1:]) if accumulator.keyed else group
     if not isinstance(group, list) or not group or any(not isinstance(p, tuple) or len(p) != 3 for p in group):
         raise broken(
             accumulator,
@@ -160,6 +161,17 @@ def _group(accumulator: Accumulator, group: Any) -> Any:
             "set preserves = True",
         )
     return list(group)
+
+
+class Written(NamedTuple):
+    """A cursor on which a keyed accumulator wrote a value."""
+
+    cursor: Any
+    value: Any
+
+
+def _unwrapped(cursor: Any) -> Any:
+    return Written(cursor.parts[0][0], cursor.value) if isinstance(cursor, Attached) else cursor
 
 
 def _dropped(accumulator: Accumulator, reason: Any, amount: Any) -> tuple[str, int]:
@@ -178,14 +190,15 @@ def check_covered(accumulator: Accumulator, window: Window, log: Sequence[Let]) 
     """Every unit of every ref leaves once, in range, in its own window; what does not is declared a loss."""
     if failed(log):
         return
-    refs = {ref[0]: ref for ref in window.refs}
+    whole = [(ref[0], 1, ref[2]) for ref in window.refs] if accumulator.keyed else window.refs
+    refs = {ref[0]: ref for ref in whole}
     pieces: dict[Any, list[tuple[int, int]]] = {cursor: [] for cursor in refs}
     for let in log:
         if let.kind == "group":
             for part in [let.value] if accumulator.preserves else let.value:
                 _take_piece(accumulator, part, refs, pieces)
     dropped = sum(let.value[1] for let in log if let.kind == "drop")
-    lost = [i for i, ref in enumerate(window.refs) if not _is_whole(accumulator, ref[1], pieces[ref[0]])]
+    lost = [i for i, ref in enumerate(whole) if not _is_whole(accumulator, ref[1], pieces[ref[0]])]
     if len(lost) > dropped:
         raise broken(
             accumulator,
@@ -199,6 +212,8 @@ def _take_piece(
     accumulator: Accumulator, part: Any, refs: dict[Any, Ref], pieces: dict[Any, list[tuple[int, int]]]
 ) -> None:
     """Notes one emitted part, after a look at its cursor and range."""
+    if isinstance(part[0], Written):
+        part = (part[0].cursor, *part[1:])
     cursor, start, stop = part
     if cursor not in refs:
         raise broken(

@@ -59,13 +59,38 @@ An accumulator decides, lane by lane, on (cursor, length, component) and never s
 
     check_accumulator(Pairs, [{"text": f"document {i}"} for i in range(20)])
 
+check_machine(Machine, key, records) does the same for the machine of a `stateful_map`: it is lane-aware, decides by its
+keys alone, and goes on where its state was taken.
+
 In a pipeline both are added by `pipeline.apply(Lower()).apply(Pairs())`.
 '''
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from zephon.ops.stateful_map import StatefulMap
+from zephon.record import Record
 from zephon.testing.contract_accumulator import check_accumulator
 from zephon.testing.contract_base import ContractBroken
 from zephon.testing.contract_operator import check_operator
 
-__all__ = ["ContractBroken", "check_accumulator", "check_operator"]
+__all__ = ["ContractBroken", "check_accumulator", "check_machine", "check_operator"]
+
+
+def check_machine(
+    make: Callable[[], Any],
+    key: Callable[[Record], Any],
+    records: Sequence[Record],
+    into: str | None = None,
+    lanes: int = 3,
+    seed: int = 0,
+    **settings: Any,
+) -> None:
+    """Raises ContractBroken where the `zephon.Machine` that `make` gives does not keep what `stateful_map` relies on.
+
+    key, into, settings: as of `stateful_map`. records: what the pipeline would push. Checked is what
+    `check_accumulator` checks of an accumulator.
+    """
+    check_accumulator(lambda: StatefulMap(make(), key, into, **settings), records, lanes, seed)

@@ -22,6 +22,7 @@ from zephon.ops.base import Operator, Rows, as_zephon_error
 from zephon.ops.batch import Batch as BatchNode
 from zephon.ops.batch import Formatter, apply_formatters, stack_records
 from zephon.pipeline import Pipeline
+from zephon.record import Attached
 
 
 class Item(NamedTuple):
@@ -178,7 +179,7 @@ class OracleLane:
         for _, reason, amount in emitted.drops:
             dropped[f"{name}.{reason}"] += amount
         if part.preserves:
-            return [ref[0] for ref in emitted.groups]
+            return [_attached(ref[0]) for ref in emitted.groups]
         return [
             Item(
                 part.build([(item.record, start, stop) for item, start, stop in group]),
@@ -206,6 +207,14 @@ class OracleLane:
     def where(self, item: Item) -> str:
         """An item in words."""
         return f"lane {self.lane}, {self.place(item.origins[0][0], item.origins[0][1])}"
+
+
+def _attached(cursor: Any) -> Item:
+    """An item that a preserving accumulator let go, with the field that it wrote on it."""
+    if not isinstance(cursor, Attached):
+        return cursor  # type: ignore[no-any-return]
+    item: Item = cursor.parts[0][0]
+    return item._replace(record={**item.record, cursor.op.into: cursor.value})
 
 
 class _Who:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from hypothesis import strategies as st
 
 from zephon.plan.lanes import Topology
+from zephon.testing.machines import FailAt, Limit, Mean, Ranks, Residue
 from zephon.testing.recipes import (
     ID_STRIDE,
     Add,
@@ -120,6 +121,9 @@ def _failure(draw: st.DrawFn, failing: Failing, rows: tuple[Rows, ...]) -> Step:
     """A function that raises on a few of the ids that there are."""
     ids = [ID_STRIDE * each.number + i for each in rows for i in range(sum(each.shards))]
     bad = frozenset(draw(st.lists(st.sampled_from(ids), min_size=1, max_size=3)))
+    if failing == "maybe" and draw(st.integers(0, 2)) == 0:
+        key, machine = Residue(7, bad=bad if draw(st.booleans()) else frozenset()), FailAt(draw(st.integers(1, 4)))
+        return Step("stateful_map", (machine,), {"key": key})
     settings = {"on_error": draw(_on_error(failing))}
     if draw(st.booleans()):
         return Step("flat_map", (FailLate(bad),), settings)
@@ -134,6 +138,16 @@ _SIMPLE: list[st.SearchStrategy[Step]] = [
     st.builds(lambda m, r: Step("filter", (Keep(m, r),)), st.integers(2, 7), st.integers(0, 6)),
     st.builds(lambda a, b: Step("flat_map", (Children(min(a, b), max(a, b)),)), st.integers(0, 4), st.integers(0, 4)),
 ]
+_KEYS = st.builds(Residue, st.integers(1, 40), st.sampled_from(["int", "str", "tuple"]))
+_STATEFUL: st.SearchStrategy[Step] = st.one_of(
+    st.builds(lambda n, key: Step("stateful_map", (Limit(n),), {"key": key}), st.integers(1, 3), _KEYS),
+    st.builds(
+        lambda n, m: Step("stateful_map", (Mean(n),), {"key": Residue(m), "into": "mean"}),
+        st.integers(2, 5),
+        st.integers(1, 40),
+    ),
+    st.builds(lambda n, key: Step("stateful_map", (Ranks(n),), {"key": key, "into": "rank"}), st.integers(1, 6), _KEYS),
+)
 _GROUPING: list[st.SearchStrategy[Step]] = [
     st.builds(lambda n: Step("shuffle", (n,)), st.integers(1, 20)),
     st.builds(
@@ -141,9 +155,10 @@ _GROUPING: list[st.SearchStrategy[Step]] = [
     ),
     st.just(Step("apply", (Pairs(),))),
     st.builds(lambda n: Step("apply", (SortRuns(n),)), st.integers(1, 6)),
+    _STATEFUL,
 ]
 # None of these drops the same record in every epoch.
-_ENDLESS = [*_SIMPLE[:4], _GROUPING[0], *_GROUPING[2:], st.just(Step("map_batches", (Reverse(), 3)))]
+_ENDLESS = [*_SIMPLE[:4], _GROUPING[0], *_GROUPING[2:4], st.just(Step("map_batches", (Reverse(), 3)))]
 
 
 @st.composite
@@ -174,7 +189,7 @@ def _tokenized(draw: st.DrawFn, failing: Failing) -> list[Step]:
     found = [Step("tokenize", (Words(),), cut if draw(st.booleans()) else {})]
     is_along = draw(st.booleans())
     found += [Step("map", (Along(),))] if is_along else []
-    found += draw(st.lists(st.one_of(*_SIMPLE, _GROUPING[0], _GROUPING[3]), max_size=2))
+    found += draw(st.lists(st.one_of(*_SIMPLE, _GROUPING[0], *_GROUPING[3:]), max_size=2))
     if draw(st.integers(0, 3)):
         found.append(draw(packs(failing, is_along)))
         found += draw(st.lists(st.one_of(*_SIMPLE, *_GROUPING[:2]), max_size=1))
