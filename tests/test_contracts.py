@@ -21,10 +21,12 @@ from zephon.ops.map import Map
 from zephon.ops.map_batches import GroupBy, MapBatches
 from zephon.ops.pack import Pack
 from zephon.ops.shuffle import Shuffle
+from zephon.ops.stateful_map import Machine
 from zephon.ops.tokenize import Tokenize
 from zephon.record import Record
 from zephon.testing import contracts, recipes
-from zephon.testing.contracts import ContractBroken, check_accumulator, check_operator
+from zephon.testing.contracts import ContractBroken, check_accumulator, check_machine, check_operator
+from zephon.testing.machines import Limit, Mean, Ranks, Residue
 
 RECORDS: list[Record] = [
     {
@@ -98,6 +100,66 @@ def bound(pack: Pack) -> Pack:
 def test_good_accumulators(make: Callable[[], Accumulator]) -> None:
     check_accumulator(make, RECORDS)
     check_accumulator(make, RECORDS[:2], lanes=2, seed=5)
+
+
+@pytest.mark.parametrize(
+    ("machine", "into"), [(Limit(2), None), (Mean(4), "mean"), (Ranks(3), "rank"), (Ranks(40), "rank")]
+)
+def test_good_machines(machine: Machine, into: str | None) -> None:
+    check_machine(lambda: machine, Residue(5), RECORDS, into)
+    check_machine(lambda: machine, Residue(5), RECORDS[:2], into, lanes=2, seed=5)
+
+
+class OneForAll(Limit):
+    """A machine that counts over all lanes."""
+
+    counts: ClassVar[dict[Any, int]] = {}
+
+    def push(self, state: dict[Any, int], key: Any) -> bool:
+        return super().push(self.counts, key)
+
+
+class Forgets(Limit):
+    """A machine whose state says nothing."""
+
+    def state(self, state: dict[Any, int]) -> Any:
+        return {}
+
+
+class Shares(Limit):
+    """A machine with one state for all lanes and windows."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        object.__setattr__(self, "whole", {})
+
+    def init(self, lane: int) -> dict[Any, int]:
+        return self.whole  # type: ignore[attr-defined, no-any-return]
+
+
+class Unsorted(Limit):
+    """A machine whose state is a set."""
+
+    def init(self, lane: int) -> Any:
+        return set()
+
+    def push(self, state: Any, key: Any) -> bool:
+        state.add(key)
+        return True
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: OneForAll(1), "two instances with the same key let different things go|remembers|across lanes"),
+        (lambda: Forgets(1), "does not go on where its state was taken"),
+        (lambda: Unsorted(1), r"raised in state\(\): .*a set would come back as a list"),
+        (lambda: Shares(1), "remembers something of the window before|keeps state across lanes"),
+    ],
+)
+def test_bad_machines(make: Callable[[], Machine], says: str) -> None:
+    with pytest.raises(ContractBroken, match=says):
+        check_machine(make, Residue(5), RECORDS)
 
 
 def test_examples_of_the_docstring() -> None:

@@ -13,6 +13,7 @@ import zephon as zp
 from tests.laws.harness import Lane, examples, plain, run, same_group, truths
 from tests.process.functions import Enrich, burn
 from tests.process.helpers import digests, line
+from zephon.testing.machines import Limit, Mean, Ranks, Residue
 from zephon.testing.recipes import (
     Along,
     Children,
@@ -95,6 +96,16 @@ FIXED: dict[str, tuple[Recipe, dict[str, Any]]] = {
     "accumulators in a row": (
         of(Step("apply", (SortRuns(5),)), Step("apply", (Pairs(),)), Step("map_batches", (Merge(), 2)), BATCH),
         {"parallelism": 4, "task_records": 512},
+    ),
+    "keys of every kind": (
+        of(
+            Step("stateful_map", (Limit(3),), {"key": Residue(40, "str"), "name": "limit"}),
+            Step("stateful_map", (Mean(9),), {"key": Residue(50), "into": "mean"}),
+            Step("shuffle", (4,)),
+            Step("stateful_map", (Ranks(3),), {"key": Residue(11, "tuple"), "into": "rank"}),
+            BATCH,
+        ),
+        {"parallelism": 2, "task_records": 9, "ring_bytes": 16_384},
     ),
     "no operators": (of(BATCH, lanes=8), {"parallelism": 1, "prefetch_batches": 1}),
 }

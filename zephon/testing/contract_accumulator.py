@@ -247,7 +247,11 @@ def _moved(lets: Iterable[list[Let]], by: int) -> list[Let]:
 
 def _held(accumulator: Accumulator, window: Window) -> Held:
     """The state, if it has its form."""
-    held, known = accumulator.state(window.lane), {ref[0] for ref in window.refs}
+    known = {ref[0] for ref in window.refs}
+    try:
+        held = accumulator.state(window.lane)
+    except Exception as error:
+        raise broken(accumulator, f"raised in state(): {describe(error)}") from error
     if not isinstance(held, Held):
         raise broken(accumulator, f"returned {type(held).__name__} from state(): a zephon.Held is wanted")
     for item in held.items:
