@@ -319,3 +319,12 @@ def test_attached_fields_reach_the_next_operators_and_packs() -> None:
 def test_explain_says_what_waits() -> None:
     text = pipeline(5).stateful_map(Ranks(3), key=by_id, into="rank", max_held=7).batch(2).explain()
     assert "7 records that wait, and the machine's state" in text
+
+
+def test_it_comes_first_in_its_stage_so_that_nothing_else_holds_a_key() -> None:
+    line = pipeline(5).shuffle(2).stateful_map(Dedupe, key=by_id).shuffle(3).pack(4).batch(1)
+    stages = [[a.name for a in stage.accumulators] for stage in line._session.resolved.plan.stages]
+    assert stages == [["shuffle"], ["stateful_map", "shuffle_2"], ["pack"]]
+    operator = StatefulMap(Dedupe, by_id)
+    operator.open(0, KEY)
+    assert operator.push(0, [("a", "key", 3)]).groups == [("a", 1, 3)]

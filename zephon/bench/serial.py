@@ -22,6 +22,7 @@ from zephon.flow.batcher import Cut
 from zephon.flow.task import Out, Task
 from zephon.io.dataset import Dataset
 from zephon.lineage import origins_in
+from zephon.ops.stateful_map import Machine
 from zephon.pipeline import Pipeline
 from zephon.plan.limits import MOST_TASK_RECORDS
 from zephon.record import Record
@@ -35,25 +36,47 @@ MAX_LENGTH = 2048  # tokens of a sequence
 BUFFER_SIZE = 8192  # records of a shuffle
 MEDIAN_LENGTH, SIGMA = 400, 1.0  # tokens of a document: log-normal, the mean is 660
 NUM_LENGTHS = 1 << 16
+MOST_SEEN = 64  # keys that stateful_map remembers
 PREFETCH_BATCHES = 8
 
 
 def chain(pipeline: Pipeline, operators: str) -> Pipeline:
     """The pipeline with operators named as in "shuffle+wrap+batch". Raises ConfigError for a name that is none.
 
-    shuffle, batch, or an algorithm of pack; batches hold 8 sequences of a pack, or 32 records.
+    shuffle, stateful_map, batch, or an algorithm of pack; batches hold 8 sequences of a pack, or 32 records.
     """
     names = operators.split("+")
     for name in names:
         if name == "shuffle":
             pipeline = pipeline.shuffle(BUFFER_SIZE)
         elif name == "batch":
-            pipeline = pipeline.batch(32 if set(names) <= {"shuffle", "batch"} else 8)
+            pipeline = pipeline.batch(32 if set(names) <= {"shuffle", "stateful_map", "batch"} else 8)
+        elif name == "stateful_map":
+            pipeline = pipeline.stateful_map(Seen, key=_key)
         else:
             pipeline = pipeline.pack(MAX_LENGTH, name)
     if names[-1] != "batch":
         raise ConfigError(f"engine:{operators}: the last operator must be batch, as in engine:shuffle+wrap+batch")
     return pipeline
+
+
+class Seen(Machine):
+    """Keeps the first of each key: of the lengths that the pool hands out. Then it forgets, so that records go on."""
+
+    def init(self, lane: int) -> dict[int, bool]:
+        return {}
+
+    def push(self, state: dict[int, bool], key: int) -> bool:
+        if key in state:
+            return False
+        state[key] = True
+        if len(state) == MOST_SEEN:
+            state.clear()
+        return True
+
+
+def _key(record: Record) -> int:
+    return 0  # never called: there are no records
 
 
 def check(operators: str) -> None:

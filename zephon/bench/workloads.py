@@ -85,7 +85,7 @@ WORKLOADS: dict[str, Workload] = {
     "engine": Workload(
         "the serial part of the engine on one core, no payload",
         "records/s",
-        ("batch", "shuffle+batch", "shuffle+wrap+batch"),
+        ("batch", "shuffle+wrap+batch", "shuffle+best_fit+batch"),
         lanes=(1, 8),
         has_peers=False,
         fixed="inline",
