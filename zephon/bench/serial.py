@@ -90,15 +90,16 @@ def measure(spec: Spec) -> Sample:
     begun = time.perf_counter()
     engine = _engine(spec)
     parts = Parts()
-    pool = parts.watch(engine)
+    parts.watch(engine)
+    read = engine.pools[0].meter
     run = _Run(engine, parts)
     run.go_on(0.0)
     first_batch_s = time.perf_counter() - begun
     run.go_on(spec.warm_s)
     parts.seconds.clear()
-    records, cpu = pool.meter.records, time.process_time()
+    records, cpu = read.records, time.process_time()
     took = run.go_on(spec.seconds)
-    records, cpu = pool.meter.records - records, time.process_time() - cpu
+    records, cpu = read.records - records, time.process_time() - cpu
     return Sample(
         rate=records / took,
         first_batch_s=first_batch_s,
@@ -201,8 +202,8 @@ class Parts:
         for method in methods:
             setattr(thing, method, self.timed(part, getattr(thing, method)))
 
-    def watch(self, engine: Engine) -> NullPool:
-        """Times the parts of an engine from now on; returns its pool."""
+    def watch(self, engine: Engine) -> None:
+        """Times the parts of an engine from now on."""
         self._watch(engine, "pump", "pump")
         self._watch(engine.feed, "feed", "deal")
         for stage in engine.stages:
@@ -213,10 +214,8 @@ class Parts:
         for batcher in engine.batchers.values():
             self._watch(batcher, "batcher", "push")
         self._watch(engine.tail, "tail", "put", "pop")
-        (pool,) = engine.pools
-        assert isinstance(pool, NullPool)
-        self._watch(pool, "null_pool", "take")
-        return pool
+        for pool in engine.pools:
+            self._watch(pool, "null_pool", "take")
 
 
 class _Run:
