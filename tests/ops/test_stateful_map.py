@@ -127,6 +127,7 @@ def test_several_in_a_row_with_a_shuffle_between() -> None:
     [
         ([True, 1], "True or False is wanted"),
         ([True, None], "True or False is wanted"),
+        ([True, (1, 2)], "True or False is wanted"),
         ([True, [True, True]], "2 answers came for 1 records"),
         ([[], True], "while 1 records wait"),
         ([True, ValueError("bad key")], "bad key"),
@@ -138,6 +139,12 @@ def test_wrong_answers_name_operator_and_record(answers: list[Any], says: str) -
         run(Answers(answers), 2, name="judge")
     assert "operator 'judge'" in str(raised.value)
     assert ("row 1" in str(raised.value)) != ("at a flush" in str(raised.value))
+
+
+@pytest.mark.parametrize(("value", "says"), [((1, 2), "is a tuple"), ([[1]], "of type list"), ({}, "of type dict")])
+def test_a_field_takes_plain_values(value: Any, says: str) -> None:
+    with pytest.raises(OperatorError, match=rf"row 0: .*the answer {says}|row 0: .*the answer is {says}"):
+        run(Answers([value]), 1, into="x")
 
 
 def test_a_waiting_record_that_a_flush_answers() -> None:
@@ -176,7 +183,7 @@ def test_what_a_key_raises_names_the_record(workers: int) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [None, True, 0, -(2**63), 2**64 - 1, 1.5, "", "text", "\ud800é", b"raw", (), (1, "a", (b"b", None)), "x" * 1024],
+    [None, True, 0, -(2**63), 2**64 - 1, 1.5, "", "text", "é" * 512, b"raw", (), (1, "a", (b"b", None)), "x" * 1024],
 )
 def test_plain_values_stay_as_they_are(value: Any) -> None:
     assert plain_value(value, "it") == value
@@ -197,6 +204,8 @@ def test_numbers_of_numpy_become_python_s() -> None:
         (np.arange(2), "of type ndarray"),
         (np.datetime64("2020-01-01"), "of type datetime64"),
         (2**64, "beyond 64 bits"),
+        ("a\ud800", "half a surrogate pair"),
+        ("é" * 513, "1,026 bytes"),
         ("x" * (MOST_VALUE_BYTES + 1), "1,025 bytes, and at most 1,024"),
         (("x" * 600, b"y" * 600), "1,200 bytes"),
         ((1,) * 129, "1,032 bytes"),
@@ -248,14 +257,14 @@ KEY = Key(1, 0, 0, 0, "m")
 def test_a_state_that_is_no_plain_data(state: Any) -> None:
     operator = StatefulMap(Fixed(state), by_id, name="m")
     operator.open(0, KEY)
-    with pytest.raises(DataError, match=r"operator 'm', lane 0: .* cannot be kept.* give Fixed `state` and `load`"):
+    with pytest.raises(DataError, match=r"the machine's state cannot be kept: .* give Fixed `state` and `load`"):
         operator.state(0)
 
 
 def test_a_state_that_is_too_large_is_told_with_its_size() -> None:
     operator = StatefulMap(Fixed({"x": "y" * 200}), by_id, max_state_bytes=100, name="m")
     operator.open(3, KEY)
-    with pytest.raises(DataError, match=r"operator 'm', lane 3: .* 205 bytes, and max_state_bytes is 100"):
+    with pytest.raises(DataError, match=r"the machine's state has 205 bytes, and max_state_bytes is 100"):
         operator.state(3)
 
 

@@ -178,13 +178,20 @@ class StatefulMap(Accumulator):
         if answer is DROP:
             emitted.drop(trigger, "dropped")
         elif self.into is not None:
-            emitted.add(trigger, (Attached(self, ref[0], plain_value(answer, "the answer")), 1, ref[2]))
+            emitted.add(trigger, (Attached(self, ref[0], self._value(answer)), 1, ref[2]))
         elif answer is True or (isinstance(answer, np.bool_) and answer):
             emitted.add(trigger, ref)
         elif answer is False or isinstance(answer, np.bool_):
             emitted.drop(trigger, "dropped")
         else:
             raise TypeError(f"the answer was {answer!r}: True or False is wanted; into='field' takes other values")
+
+    @staticmethod
+    def _value(answer: Any) -> Any:
+        """An answer for a field. A tuple is none: a state would give it back as a list."""
+        if type(answer) is tuple:
+            raise TypeError("the answer is a tuple: None, bool, int, float, str or bytes is wanted")
+        return plain_value(answer, "the answer")
 
     def flush(self, lane: int) -> Emitted:
         emitted, waiting = Emitted(), self._waiting[lane]
@@ -204,14 +211,13 @@ class StatefulMap(Accumulator):
             raw = msgspec.msgpack.encode(_checked(plain))
         except (TypeError, OverflowError) as error:
             raise DataError(
-                f"operator '{self.name or self.method}', lane {lane}: the machine's state cannot be kept: {error}; "
-                f"give {type(self.machine).__qualname__} `state` and `load`, which make plain data of it and back"
+                f"the machine's state cannot be kept: {error}; give {type(self.machine).__qualname__} `state` and "
+                "`load`, which make plain data of it and back"
             ) from error
         if len(raw) > self.max_state_bytes:
             raise DataError(
-                f"operator '{self.name or self.method}', lane {lane}: the machine's state has {len(raw):,} bytes, and "
-                f"max_state_bytes is {self.max_state_bytes:,}; let it forget (the oldest keys, say), keep hashes "
-                "instead of text, or raise it"
+                f"the machine's state has {len(raw):,} bytes, and max_state_bytes is {self.max_state_bytes:,}; let it "
+                "forget (the oldest keys, say), keep hashes instead of text, or raise it"
             )
         return Held(self._waiting[lane].copy(), raw)
 
@@ -240,7 +246,7 @@ def plain_value(value: Any, what: str) -> Any:
             return value
         raise DataError(f"{what} is a whole number beyond 64 bits; a hash, or its text, would do")
     if kind is str or kind is bytes:
-        size = len(value) if kind is bytes or value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+        size = len(value) if kind is bytes or value.isascii() else _utf8_bytes(value, what)
     elif kind is tuple:
         value = tuple(plain_value(item, f"a part of {what}") for item in value)
         size = sum(len(item) if isinstance(item, (str, bytes)) else 8 for item in value)
@@ -257,6 +263,13 @@ def plain_value(value: Any, what: str) -> Any:
             f"{what} has {size:,} bytes, and at most {MOST_VALUE_BYTES:,} may travel beside a record; use a hash of it"
         )
     return value
+
+
+def _utf8_bytes(text: str, what: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise DataError(f"{what} is text with half a surrogate pair in it, which no state can carry") from None
 
 
 def _checked(plain: Any) -> Any:
