@@ -56,6 +56,7 @@ class ProcessDriver:
         self._job = job
         self.tail: Tail[TailItem] = Tail({lane: state.turns for lane, state in job.lanes.items()})
         self._pid = os.getpid()
+        self._held = {lane: state.held for lane, state in job.lanes.items()}
         self._slots: dict[int, Segment] = {}
         self._slot_bytes = 1  # of the largest slot
         self._leases: dict[int, Lease] = {}
@@ -172,10 +173,15 @@ class ProcessDriver:
         view = SlotView(self._slots[number].map, size)
         self._leases[number] = view.lease(number, self._freed)
         self._untaken[number] = len(lanes)
-        described, origins = view.description(*place)
+        described, origins, held = view.description(*place)
+        new_held = {i: tuple(raws) for i, raws in held}
         fields, found, job = view.fields(described), view.origins(origins), self._job
         at = 0
-        for lane, turn, count, state in zip(lanes, turns, samples, _read_states(states), strict=True):
+        rows = zip(lanes, turns, samples, _read_states(states), strict=True)
+        for i, (lane, turn, count, state) in enumerate(rows):
+            self._held[lane] = new_held.get(i, self._held[lane])
+            if self._held[lane]:
+                state = msgspec.structs.replace(state, held=self._held[lane])
             own = fields if len(lanes) == 1 else {name: _rows(v, at, at + count) for name, v in fields.items()}
             find = partial(_samples, found, at, at + count)
             batch = Batch(own, lane, turn // job.cycles_per_step, job.pass_index, count, find, job.locate)

@@ -19,11 +19,13 @@ import msgspec
 import numpy as np
 
 from zephon.batch import Batch
-from zephon.errors import ZephonError
+from zephon.errors import CheckpointError, ZephonError
 from zephon.flow.accumulate import Chain
 from zephon.flow.batcher import Cut, Failed, Item, LaneBatcher
 from zephon.flow.feed import Feed, LaneFeed
+from zephon.flow.held import Rows, read_held
 from zephon.flow.progress import LaneState
+from zephon.flow.remake import Remake
 from zephon.flow.stage import Input, Pending, Stage
 from zephon.flow.tail import Tail
 from zephon.flow.task import Run
@@ -35,7 +37,7 @@ from zephon.ops.base import as_zephon_error, let_through
 from zephon.ops.batch import collate
 from zephon.plan.graph import Plan
 from zephon.plan.limits import lane_limit, pending_limit
-from zephon.record import record_of
+from zephon.record import event_at, record_of
 from zephon.runners.base import MakePool, RunnerPool
 from zephon.runners.execute import StageWork, build_error, describe_handle
 from zephon.runners.whereabouts import ACCUMULATORS, BATCH, DEALING, FLOW, Whereabouts
@@ -71,6 +73,8 @@ class Job(msgspec.Struct, frozen=True):
     """Records of a task; where `adaptive`, the most there may be."""
     adaptive: bool
     prefetch_batches: int
+    save_every: int = 0
+    """Pointers of a lane between two states of its accumulators; 0: a restart begins with the window."""
     ring_bytes: int = 0
     max_worker_retries: int = 0
     stall_warn_s: float | None = None
@@ -117,8 +121,9 @@ class Engine:
             for stage in job.plan.stages:
                 work = StageWork(stage, job.datasets, job.source.seed, interrupts)
                 self.pools.append(make_pool(work, stage.parallelism, notify))
-            self.feed = Feed(self._lane_feeds(), lane_limit(job.plan, job.task_records), self._has_room)
-            self.stages, self.pendings = self._connect()
+            chains = self._chains()
+            self.feed = Feed(self._lane_feeds(chains), lane_limit(job.plan, job.task_records), self._has_room)
+            self.stages, self.pendings = self._connect(chains)
         except BaseException:
             self.close()
             raise
@@ -136,34 +141,65 @@ class Engine:
             dry_chunks = -(-max(2 * share, LEAST_DRY_POINTERS) // chunk_size)
         return LaneBatcher(state, plan.batch.size, drop_last, plan.regroups, plan.reasons, dry_chunks)
 
-    def _lane_feeds(self) -> list[LaneFeed]:
-        job = self.job
-        return [
-            LaneFeed(job.source, lane, job.num_lanes, s.pass_index, s.chunk, s.offset, job.plan.flush_every)
-            for lane, s in job.lanes.items()
-        ]
+    def _lane_feeds(self, chains: list[Chain]) -> list[LaneFeed]:
+        job, every = self.job, self.job.plan.flush_every
+        feeds = []
+        for lane, s in job.lanes.items():
+            remakes = self._opened(lane, s, chains)
+            place = (job.num_lanes, s.pass_index, s.chunk, s.offset)
+            feeds.append(LaneFeed(job.source, lane, *place, every, job.save_every, remakes))
+        return feeds
+
+    def _opened(self, lane: int, state: LaneState, chains: list[Chain]) -> list[Remake]:
+        """Opens the accumulators of a lane; where they held something, gives what is to be made again for them."""
+        every = self.job.plan.flush_every
+        window = state.chunk // every * every if every else 0
+        if not state.held:
+            for chain in chains:
+                chain.open(lane, state.pass_index, state.chunk if every else 0)
+            return []
+        rows, found = chains[0].rows, [chain for chain in chains if chain]
+        if len(state.held) != len(found):
+            raise CheckpointError(
+                f"lane {lane}: the state is of {len(state.held)} rows of accumulators, not {len(found)}"
+            )
+        place, remakes = event_at(state.chunk, state.offset), []
+        for number, (chain, raw) in enumerate(zip(found, state.held, strict=True)):
+            load = partial(chain.load, lane, (state.pass_index, window))
+            remakes.append(Remake(lane, state.pass_index, place, rows, number, read_held(raw), load))
+            remakes[-1].start()
+        return remakes
 
     def _has_room(self, lane: int) -> bool:
         return self.tail.waiting(lane) < self.job.prefetch_batches
 
-    def _connect(self) -> tuple[list[Stage], list[Pending]]:
-        """The stages in order, and what lies between them."""
+    def _chains(self) -> list[Chain]:
+        """The accumulators of each stage."""
         job = self.job
-        stages: list[Stage] = []
-        pendings: list[Pending] = []
-        source: Input = self.feed
         steps: dict[int, int] = {}
 
         def note(accumulator: Accumulator | None, lane: int) -> None:
             self.where.call(steps[id(accumulator)] if accumulator is not None else FLOW, lane)
 
-        for plan, pool in zip(job.plan.stages, self.pools, strict=True):
+        chains = []
+        for plan in job.plan.stages:
             own = [copy.deepcopy(accumulator) for accumulator in plan.accumulators]
             steps.update(zip(map(id, own), count(ACCUMULATORS + len(steps)), strict=False))
             describe = partial(describe_handle, job.datasets)
-            chain = Chain(own, job.source.seed, describe, self._interrupts, note)
-            for lane, state in job.lanes.items():
-                chain.open(lane, state.pass_index, state.chunk)
+            chains.append(Chain(own, job.source.seed, describe, self._interrupts, note))
+        stages = [number for number, chain in enumerate(chains) if chain]
+        rows = [(op, row) for row, number in enumerate(stages) for op in chains[number].accumulators]
+        for chain in chains:
+            chain.rows = Rows(stages, [op for op, _ in rows], [row for _, row in rows])
+        return chains
+
+    def _connect(self, chains: list[Chain]) -> tuple[list[Stage], list[Pending]]:
+        """The stages in order, and what lies between them."""
+        job = self.job
+        stages: list[Stage] = []
+        pendings: list[Pending] = []
+        source: Input = self.feed
+        for plan, pool, chain in zip(job.plan.stages, self.pools, chains, strict=True):
             first = min(FIRST_TASK_RECORDS, job.task_records) if job.adaptive else job.task_records
             stages.append(Stage(source, pool, chain, first))
             pendings.append(Pending(stages[-1], pending_limit(plan.parallelism, job.task_records)))

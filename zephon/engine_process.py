@@ -86,6 +86,7 @@ class _Server:
         self._error: BaseException | None = None
         self._credits: set[int] = set()
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
+        self._sent_held = {lane: state.held for lane, state in job.lanes.items()}
         self._sample_bytes = float(SHARED_BYTES)  # of the batch before; at first nothing is known to be small
         stages = iter(wirings)
 
@@ -231,7 +232,9 @@ class _Server:
     def _encoded_batches(self, taken: list[tuple[int, Cut]], fds: list[int]) -> bytes:
         began, cuts = time.perf_counter(), [cut for _, cut in taken]
         self._where.call(BATCH, taken[0][0])
-        slot, place = self._arena.write(lambda slot: self._write(slot, cuts))
+        held = self._new_held(taken)
+        slot, place = self._arena.write(lambda slot: self._write(slot, cuts, held))
+        self._sent_held.update({taken[i][0]: cuts[i].state.held for i, _ in held})
         samples = [cut.num_samples for cut in cuts]
         self._sample_bytes = slot.used / sum(samples)
         for num_samples in samples:
@@ -241,10 +244,20 @@ class _Server:
             slot.announced, new_size = True, slot.segment.size
             fds.append(slot.segment.fd)
         what = [slot.number, new_size, self._arena.take_retired(), place, slot.used]
-        turns, states = [cut.turn for cut in cuts], _encode([cut.state for cut in cuts])
+        turns = [cut.turn for cut in cuts]
+        states = _encode([msgspec.structs.replace(cut.state, held=()) if cut.state.held else cut.state for cut in cuts])
         self._engine.metrics.seconds["collate"] += time.perf_counter() - began
         self._where.call(FLOW)
         return _encode(["B", [lane for lane, _ in taken], *what, turns, samples, states])
+
+    def _new_held(self, taken: list[tuple[int, Cut]]) -> list[tuple[int, tuple[bytes, ...]]]:
+        """(number of the batch, what its state holds) where that is not what the trainer has of the lane."""
+        last, found = dict[int, Any](), []
+        for i, (lane, cut) in enumerate(taken):
+            if cut.state.held is not last.get(lane, self._sent_held.get(lane, ())):
+                found.append((i, cut.state.held))
+            last[lane] = cut.state.held
+        return found
 
     def _send_items(self, items: list[bytes], fds: list[int]) -> None:
         """One message of several items, which are then forgotten."""
@@ -271,8 +284,11 @@ class _Server:
         except BlockingIOError:
             loop.add_writer(self._trainer.fileno(), self._called, self._flush)
 
-    def _write(self, slot: Slot, cuts: list[Cut]) -> list[int]:
-        """Puts batches into a slot, end to end; returns where in it their fields and origins are described."""
+    def _write(self, slot: Slot, cuts: list[Cut], held: list[Any]) -> list[int]:
+        """Puts batches into a slot, end to end; returns where in it their fields and origins are described.
+
+        held: what accumulators held at the places of some, which may be too much for a message.
+        """
         segments = [segment for cut in cuts for segment in cut.segments]
         fields = write_fields(slot, collate(segments, slot.empty, self._formatters))
-        return write_description(slot, [fields, write_origins(slot, origins_in(segments, slot.empty))])
+        return write_description(slot, [fields, write_origins(slot, origins_in(segments, slot.empty)), held])

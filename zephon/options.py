@@ -25,7 +25,10 @@ class DataOptions(msgspec.Struct, frozen=True, kw_only=True):
     cycles_per_step: int = 1
     """Batches of every lane in one global step (gradient accumulation)."""
     flush_every_k_chunks: int | None = None
-    """Chunks between two flush sentinels of a lane. Unset: 8 where an operator regroups records, else none."""
+    """Chunks between two flush sentinels of a lane. Unset: 8 where an operator regroups records, else none.
+
+    0: nothing is ever cut. A state then also holds which records shuffle, pack and the like hold, some 8 to 16 bytes a
+    record, and a restart makes those again."""
     deterministic: bool = True
     """False gives up the order across tasks, and with it elastic resume."""
 

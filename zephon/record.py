@@ -74,15 +74,20 @@ class Lineage:
     """Where the records of a block came from, without their payload.
 
     `index[i]` is the number of the handed-in item that record i came from, `path[i]` its child path since then
-    (None: all empty). The items are pointers in the first stage, handles of earlier records in a later one.
+    (None: all empty). The items are pointers in the first stage, handles of earlier records in a later one. `events`:
+    the event of each pointer.
     """
 
-    __slots__ = ("_known", "index", "items", "path")
+    __slots__ = ("_known", "events", "index", "items", "path")
 
     def __init__(
-        self, items: Pointers | list[Any], index: Sequence[int], path: list[tuple[int, ...]] | None = None
+        self,
+        items: Pointers | list[Any],
+        index: Sequence[int],
+        path: list[tuple[int, ...]] | None = None,
+        events: Sequence[int] | None = None,
     ) -> None:
-        self.items, self.index, self.path = items, index, path
+        self.items, self.index, self.path, self.events = items, index, path, events
         self._known: tuple[int, tuple[Origin, ...]] | None = None
 
     @property

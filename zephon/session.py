@@ -31,7 +31,7 @@ from zephon.options import Options
 from zephon.plan.fingerprint import Fingerprint, fingerprint
 from zephon.plan.graph import Plan, make_plan
 from zephon.plan.lanes import Topology, resolve_topology
-from zephon.plan.limits import task_records
+from zephon.plan.limits import save_every, task_records
 from zephon.work.source import WorkSource
 
 log = logging.getLogger("zephon")
@@ -187,6 +187,7 @@ class Session:
             task_records=task_records(execution.task_records),
             adaptive=execution.task_records is None,
             prefetch_batches=execution.prefetch_batches,
+            save_every=save_every(resolved.plan, self._chunk_size(pass_index)),
             ring_bytes=execution.ring_bytes,
             max_worker_retries=execution.max_worker_retries,
             max_record_bytes=execution.max_record_bytes,
@@ -202,6 +203,9 @@ class Session:
             if (known := limit_error(error, f"the start of runner '{runner}'")) is not None:
                 raise known from error
             raise
+
+    def _chunk_size(self, pass_index: int) -> int:
+        return len(self.resolved.source.chunk(0, self.resolved.topology.num_lanes, pass_index, 0))
 
     def state(self, after: Batch | None = None) -> dict[str, Any]:
         """The state behind the last delivered batch, or behind `after`."""

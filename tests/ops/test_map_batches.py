@@ -161,7 +161,6 @@ def test_the_size_is_checked(size: Any) -> None:
         pipeline(3).map_batches(groups, size)
 
 
-def test_never_flushing_is_refused() -> None:
-    line = pipeline(3).map_batches(groups, 2).options(flush_every_k_chunks=0)
-    with pytest.raises(zp.errors.ConfigError, match=r"flush_every_k_chunks.*map_batches"):
-        iter(line)
+def test_without_flushes_only_the_last_group_is_short() -> None:
+    line = on(pipeline(23, chunk_size=4, shuffle="none").map_batches(groups, 5), 0).options(flush_every_k_chunks=0)
+    assert seen(line) == [list(range(i, min(23, i + 5))) for i in range(0, 23, 5)]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import zephon as zp
 from zephon.canonical import canonical_bytes
 from zephon.ipc.columns import make_columns
-from zephon.ops.accumulator import Held, Key
+from zephon.ops.accumulator import Accumulator, Held, Key
 from zephon.ops.batch import stack_records
 from zephon.ops.pack import Pack
 from zephon.record import Block, Lineage, record_of
@@ -238,9 +238,13 @@ def test_settings_are_checked(settings: dict[str, Any], word: str) -> None:
         pipeline(3).pack(**settings)
 
 
-def test_never_flushing_is_refused() -> None:
-    with pytest.raises(zp.errors.ConfigError, match=r"flush_every_k_chunks.*pack"):
-        iter(pipeline(3).pack(4).options(flush_every_k_chunks=0))
+class NoState(Pack):
+    state, load = Accumulator.state, Accumulator.load
+
+
+def test_never_flushing_is_refused_without_a_state() -> None:
+    with pytest.raises(zp.errors.ConfigError, match=r"flush_every_k_chunks.*'pack'.*no state\(\) and load\(\)"):
+        iter(pipeline(3).apply(NoState(4)).options(flush_every_k_chunks=0))
 
 
 MASKS = ["none", "all", "some"]

@@ -7,7 +7,8 @@
  "lanes": {"0": {"pass", "chunk", "offset", "skip",                   the place: where to start again
                  "samples", "turns",                                  delivered in this pass
                  "delivered", "counts",                               of the whole run
-                 "ahead"}}}                                           drops at the place, less counts
+                 "ahead",                                             drops at the place, less counts
+                 "held": [...]}}}                                     what rows of accumulators hold at the place
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def write_state(state: State) -> dict[str, Any]:
 
 def _write_lane(state: LaneState) -> dict[str, Any]:
     fields: dict[str, Any] = {name: getattr(state, attribute) for name, attribute in _LANE_FIELDS.items()}
-    return {**fields, "counts": write_counts(state.counts, state.place_counts)}
+    held = {"held": [base64.b64encode(raw).decode() for raw in state.held]} if state.held else {}
+    return {**fields, "counts": write_counts(state.counts, state.place_counts), **held}
 
 
 def write_counts(counts: Counts, place_counts: Counts) -> str:
@@ -114,6 +116,7 @@ class _Lane(msgspec.Struct, rename={"pass_index": "pass"}):
     turns: int
     delivered: int
     counts: str
+    held: list[str] = []
 
 
 class _Plain(msgspec.Struct):
@@ -155,4 +158,5 @@ def _read_lane(fields: _Lane, num_reasons: int) -> LaneState:
     if min(numbers.values()) < 0:
         raise ValueError("a lane's place has a negative number")
     counts, place_counts = read_counts(fields.counts, num_reasons)
-    return LaneState(**numbers, counts=counts, place_counts=place_counts)
+    held = tuple(base64.b64decode(text, validate=True) for text in fields.held)
+    return LaneState(**numbers, counts=counts, place_counts=place_counts, held=held)

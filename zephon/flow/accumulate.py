@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from zephon.errors import ZephonError
+import msgspec
+
+from zephon.errors import CheckpointError, ZephonError, describe
+from zephon.flow.held import Rows, Table, load_held, write_held
 from zephon.flow.task import Drop, Mark, Run
 from zephon.ops.accumulator import Accumulator, Emitted, Key, Ref
 from zephon.ops.base import as_zephon_error, let_through
@@ -24,15 +28,17 @@ class Chain:
         note: Callable[[Accumulator | None, int], None] = lambda accumulator, lane: None,
     ) -> None:
         """`note` is called where a call of an accumulator begins, with the lane; with None once they are done."""
-        self._accumulators, self._seed, self._describe = accumulators, seed, describe
+        self.accumulators, self._seed, self._describe = accumulators, seed, describe
         self._interrupts, self._note = interrupts, note
+        self.rows = Rows([], [], [])
+        """Those of the engine, to be set before the first push."""
 
     def __bool__(self) -> bool:
-        return bool(self._accumulators)
+        return bool(self.accumulators)
 
     def open(self, lane: int, pass_index: int, chunk: int) -> None:
         """Begins a window of a lane: every accumulator starts afresh."""
-        for accumulator in self._accumulators:
+        for accumulator in self.accumulators:
             name = accumulator.name or accumulator.method
             self._note(accumulator, lane)
             try:
@@ -41,13 +47,43 @@ class Chain:
                 let_through(error, self._interrupts)
                 raise as_zephon_error(error, name, f"lane {lane}, opening the window at chunk {chunk}") from error
 
+    def load(
+        self, lane: int, key: tuple[int, int], table: Table, handles: dict[int, Handle], lengths: dict[int, Any]
+    ) -> None:
+        """In place of `open`: every accumulator holds again what it held. key: (pass, the window's first chunk)."""
+        names = [accumulator.name or accumulator.method for accumulator in self.accumulators]
+        try:
+            if names != table.names:
+                raise ValueError(f"the state was written with {table.names}, this pipeline has {names} there")
+            all_held = load_held(table, self.accumulators, handles, lengths)
+            for name, accumulator, held in zip(names, self.accumulators, all_held, strict=True):
+                self._note(accumulator, lane)
+                accumulator.load(lane, Key(self._seed, lane, *key, name), held)
+        except Exception as error:
+            raise CheckpointError(
+                f"lane {lane}: what its accumulators held when the state was taken does not fit this pipeline: "
+                f"{describe(error)}; make the pipeline that of the state, or load an older one"
+            ) from error
+
+    def _save(self, lane: int, mark: Mark) -> Mark:
+        """The mark with what is held behind it."""
+        try:
+            held = [(a.name or a.method, a.state(lane)) for a in self.accumulators]
+            saved = (*mark.saved, write_held(self.rows, len(mark.saved), held, mark.event + 1))
+        except BaseException as error:
+            let_through(error, self._interrupts)
+            name = self.accumulators[0].name or self.accumulators[0].method
+            return Mark("error", mark.event, as_zephon_error(error, name, f"lane {lane}, at a state"))
+        num_held = mark.num_held + sum(len(each.items) for _, each in held)
+        return msgspec.structs.replace(mark, saved=saved, num_held=num_held)
+
     def push(self, run: Run) -> Run:
         """The run that comes out when `run` goes in."""
-        if not self._accumulators:
+        if not self.accumulators:
             return run
         refs, events, mark = _refs(run), run.events, run.mark
         drops = list(run.drops)
-        for accumulator in self._accumulators:
+        for accumulator in self.accumulators:
             refs, events, failed = self._through(accumulator, run.lane, refs, events, mark, drops)
             mark = failed or mark
         through = run.through
@@ -57,6 +93,8 @@ class Chain:
         drops.sort(key=lambda drop: drop[0])  # stable: each accumulator's own drops are in order already
         if mark is not None and mark.kind == "flush":
             self.open(run.lane, run.pass_index, event_place(mark.event)[0] + 1)
+        elif mark is not None and mark.kind == "save":
+            mark = self._save(run.lane, mark)
         self._note(None, run.lane)
         handles = [ref[0] for ref in refs]
         return Run(run.lane, run.pass_index, handles, events, through, None, drops, mark, run.num_pointers)

@@ -66,7 +66,8 @@ class LaneBatcher:
         self._held = 0
         self._segments: list[Segment] = []
         self._counter = Counter(reasons, state.place_counts)
-        self._window = (state.chunk, state.offset, state.samples - state.skip, state.place_counts)
+        self._window = (state.chunk, state.offset, state.samples - state.skip, state.place_counts, state.held)
+        self._num_held = -1
         self._last: tuple[int, int, Counts, Counts] = (-1, 0, (), ())
         self._dry_chunks = dry_chunks
         self._dry_since, self._dry_from = state.chunk, state.place_counts
@@ -120,10 +121,10 @@ class LaneBatcher:
         event, same, before, counts = self._last
         samples = self._state.samples + self._held
         if self._windows:
-            chunk, offset, samples_before, place_counts = self._window
+            chunk, offset, samples_before, place_counts, held = self._window
             skip = samples - samples_before
         else:
-            (chunk, offset), skip, place_counts = event_place(event), same, before
+            (chunk, offset), skip, place_counts, held = event_place(event), same, before, ()
         turn = self._state.turns
         self._state = LaneState(
             pass_index=self._state.pass_index,
@@ -135,6 +136,7 @@ class LaneBatcher:
             delivered=self._state.delivered + self._held,
             counts=counts,
             place_counts=place_counts,
+            held=held,
         )
         cut = Cut(self._segments, turn, self._state)
         self._segments, self._held = [], 0
@@ -151,15 +153,23 @@ class LaneBatcher:
             items.append(End(self._state.next_pass(self._counter.now)))
         else:
             entered = self._state.samples + self._held - self._skip
-            self._window = (event_place(mark.event)[0] + 1, 0, entered, self._counter.now)
+            saved = mark.kind == "save"
+            chunk, offset = event_place(mark.event + 1) if saved else (event_place(mark.event)[0] + 1, 0)
+            self._window = (chunk, offset, entered, self._counter.now, mark.saved)
+            if saved and mark.num_held != self._num_held:  # something came through, if not as far as here
+                self._num_held = mark.num_held
+                self._dry_since, self._dry_from = chunk, self._counter.now
 
     def _is_dry(self, run: Run) -> bool:
         """Whether too many whole chunks of an endless pass gave nothing. Judged by chunks, so not by how they are cut.
 
-        Where accumulators hold records, only a flush tells that there was nothing.
+        Where accumulators hold records, only a flush tells that there was nothing, or that they hold as many as before.
         """
-        at_flush = run.mark is not None and run.mark.kind == "flush"
-        if self._dry_chunks is None or (self._windows and (len(run.samples) or not at_flush)):
+        mark = run.mark
+        settled = mark is not None and (
+            mark.kind == "flush" or (mark.kind == "save" and mark.num_held == self._num_held)
+        )
+        if self._dry_chunks is None or (self._windows and (len(run.samples) or not settled)):
             return False
         first = run.events[0] if len(run.samples) else run.through
         return event_place(first)[0] - self._dry_since > self._dry_chunks

@@ -7,14 +7,16 @@ spans lanes, so a full lane never stops another one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import groupby
 from typing import Final
 
 import numpy as np
 
 from zephon.errors import ConfigError
+from zephon.flow.remake import Remake
 from zephon.flow.task import Mark, Slice
-from zephon.record import MAX_CHUNK_SIZE, Pointers, event_at
+from zephon.record import MAX_CHUNK_SIZE, Pointers, event_at, event_place, join
 from zephon.work.source import WorkSource
 
 AHEAD_POINTERS: Final = 1024  # of a lane that are made at once: up to about here the cost of one falls
@@ -40,9 +42,19 @@ class LaneFeed:
     """The pointers of one lane from a given place on, and the marks between them."""
 
     def __init__(
-        self, source: WorkSource, lane: int, num_lanes: int, pass_index: int, chunk: int, offset: int, flush_every: int
+        self,
+        source: WorkSource,
+        lane: int,
+        num_lanes: int,
+        pass_index: int,
+        chunk: int,
+        offset: int,
+        flush_every: int,
+        save_every: int = 0,
+        remakes: Iterable[Remake] = (),
     ) -> None:
         self._source, self._num_lanes, self._flush_every = source, num_lanes, flush_every
+        self._save_every, self._remakes = save_every, deque(remakes)
         self.lane, self.pass_index = lane, pass_index
         self._chunk, self._offset = chunk, offset
         self._ahead: deque[Pointers] = deque()
@@ -67,8 +79,15 @@ class LaneFeed:
 
     def take(self, most: int) -> Slice:
         """The next `most` pointers at most, never beyond a chunk, with the mark that follows them."""
+        while self._remakes:
+            if (piece := self._remakes[0].deal(most, self._pointers_of)) is not None:
+                self.on_the_way += len(piece)
+                return piece
+            self._remakes.popleft()
         start, length = self._offset, self._length
         stop = min(length, start + most)
+        if self._save_every:
+            stop = min(stop, (start // self._save_every + 1) * self._save_every)
         size = stop - start
         pointers = self._pointers.cut(start, stop)
         first = event_at(self._chunk, start)
@@ -77,10 +96,29 @@ class LaneFeed:
             mark = self._move_to(stop)
         else:
             self._offset = stop
+        if mark is None and self._is_save(stop, length):
+            mark = Mark("save", first + size - 1)
         self.on_the_way += size
         through = mark.event if mark else first + size - 1
         events = range(first, first + size)
         return Slice(self.lane, self.pass_index, pointers, events, through, mark, num_pointers=size)
+
+    def _is_save(self, stop: int, length: int) -> bool:
+        """Whether what the accumulators hold is written down here: every so many pointers, counted from the start."""
+        if not self._save_every or not stop:
+            return False
+        if stop < length:
+            return stop % self._save_every == 0
+        return self._chunk % -(-self._save_every // length) == 0
+
+    def _pointers_of(self, events: list[int]) -> Pointers:
+        """The pointers of earlier events of this pass, ascending."""
+        found = []
+        for chunk, some in groupby(events, lambda event: event_place(event)[0]):
+            whole = self._source.chunk(self.lane, self._num_lanes, self.pass_index, chunk)
+            at = [event_place(event)[1] for event in some]
+            found.append(Pointers(whole.dataset[at], whole.row[at], whole.epoch[at]))
+        return join(found)
 
     def _move_to(self, length: int) -> Mark | None:
         """Steps behind the end of the current chunk."""

@@ -28,6 +28,8 @@ class LaneState(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     delivered: int = 0
     counts: Counts = ()
     place_counts: Counts = ()
+    held: tuple[bytes, ...] = ()
+    """What each row of accumulators held just before the place's event; empty where all begin there afresh."""
 
     def next_pass(self, counts: Counts) -> LaneState:
         """The start of the pass after this one, with the drops of this one complete."""

@@ -86,7 +86,10 @@ class Stage:
         for piece, out in zip(task.slices, outs, strict=True):
             if piece.lane in self._stopped:
                 continue
-            run = self._chain.push(self._joiners.setdefault(piece.lane, Joiner()).join(piece, out))
+            if piece.remake is not None:
+                run = piece.remake.took(piece, out)
+            else:
+                run = self._chain.push(self._joiners.setdefault(piece.lane, Joiner()).join(piece, out))
             if run.mark is not None and run.mark.kind == "error":
                 self.stop(run.lane)  # also for later slices of this task
             runs.append(run)
@@ -113,7 +116,7 @@ class Joiner:
         if out.failure is not None:
             failed, error = out.failure
             mark, through = Mark("error", piece.events[failed], error), piece.events[failed] - 1
-        block = out.block(piece.items)
+        block = out.block(piece.items, piece.events)
         events = piece.events if isinstance(out.index, range) else [piece.events[i] for i in out.index]
         drops = self._in_order(piece, out)
         if self._events or self._drops or not piece.closed or out.failure is not None:
@@ -206,7 +209,9 @@ class Pending:
         given = bisect_right(run.drops, through, key=lambda drop: drop[0])
         drops, run.drops = run.drops[:given], run.drops[given:]
         closed = not events or events[-1] <= through or (mark is not None and mark.kind == "error")
-        return Slice(run.lane, run.pass_index, items, events, through, mark, closed, drops, pointers)
+        piece = Slice(run.lane, run.pass_index, items, events, through, mark, closed, drops, pointers)
+        piece.remake = run.remake
+        return piece
 
     def stop(self, lane: int) -> None:
         """Forgets a lane's runs, and ends it in the earlier stages too."""

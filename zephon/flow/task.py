@@ -17,14 +17,18 @@ Drop = tuple[int, str, int]
 class Mark(msgspec.Struct, frozen=True):
     """A point in a lane's stream: a flush sentinel, the lane's end, or the error that ends it. Carries no data."""
 
-    kind: Literal["flush", "end", "error"]
+    kind: Literal["flush", "end", "error", "save"]
     event: int
     error: ZephonError | None = None
+    saved: tuple[bytes, ...] = ()
+    """Of a "save": what each row of accumulators so far holds behind this event; see `flow/held.py`."""
+    num_held: int = 0
+    """How many records that is."""
 
     @property
     def flushes(self) -> bool:
         """Whether accumulators let go of everything here."""
-        return self.kind != "error"
+        return self.kind in ("flush", "end")
 
 
 class Slice:
@@ -32,10 +36,23 @@ class Slice:
 
     `events[i]` is the event of record i. `closed` says that the last event has no further record behind this slice.
     `drops` and `through` come from the stage before: what was lost up to the event `through`, the last one that this
-    slice completes. `num_pointers`: how many pointers those complete events were.
+    slice completes. `num_pointers`: how many pointers those complete events were. `remake`: these records were held
+    when the state was taken, and are made again for it.
     """
 
-    __slots__ = ("_size", "closed", "drops", "events", "items", "lane", "mark", "num_pointers", "pass_index", "through")
+    __slots__ = (
+        "_size",
+        "closed",
+        "drops",
+        "events",
+        "items",
+        "lane",
+        "mark",
+        "num_pointers",
+        "pass_index",
+        "remake",
+        "through",
+    )
 
     def __init__(
         self,
@@ -53,6 +70,7 @@ class Slice:
         self.items, self.events, self.through = items, events, through
         self.mark, self.closed, self.drops = mark, closed, drops or []
         self.num_pointers = num_pointers
+        self.remake: Any = None
         self._size = len(events)  # asked often, with many lanes
 
     def __len__(self) -> int:
@@ -90,19 +108,31 @@ class Out:
         self.records, self.index, self.path, self.lengths = records, index, path, lengths
         self.drops, self.failure = drops or [], failure
 
-    def block(self, items: Any) -> Block:
+    def block(self, items: Any, events: Sequence[int]) -> Block:
         """The records with their lineage."""
-        return Block(self.records, Lineage(items, self.index, self.path))
+        known = events if isinstance(items, Pointers) else None
+        return Block(self.records, Lineage(items, self.index, self.path, known))
 
 
 class Run:
     """Consecutive complete events of one lane behind a stage: the samples they gave, what they lost, and a mark.
 
     `samples` is a sequence of handles; `events[i]` the event that released sample i (never falling); `through` the
-    last complete event; `num_pointers` how many pointers those events were.
+    last complete event; `num_pointers` how many pointers those events were; `remake` as in `Slice`.
     """
 
-    __slots__ = ("drops", "events", "lane", "lengths", "mark", "num_pointers", "pass_index", "samples", "through")
+    __slots__ = (
+        "drops",
+        "events",
+        "lane",
+        "lengths",
+        "mark",
+        "num_pointers",
+        "pass_index",
+        "remake",
+        "samples",
+        "through",
+    )
 
     def __init__(
         self,
@@ -120,3 +150,4 @@ class Run:
         self.samples, self.events, self.lengths = samples, events, lengths
         self.through, self.drops, self.mark = through, drops or [], mark
         self.num_pointers = num_pointers
+        self.remake: Any = None

@@ -18,7 +18,15 @@ from zephon.ops.stateful_map import StatefulMap
 from zephon.options import Options
 from zephon.plan.graph import Plan, StagePlan
 from zephon.plan.lanes import Topology
-from zephon.plan.limits import TASKS_PER_WORKER, lane_batches, lane_limit, most_children, pending_limit, task_records
+from zephon.plan.limits import (
+    TASKS_PER_WORKER,
+    lane_batches,
+    lane_limit,
+    most_children,
+    pending_limit,
+    save_every,
+    task_records,
+)
 from zephon.work.source import WorkSource
 
 _SHOWN_GROUPS = 16  # lines for groups; beyond it, groups with as many lanes share a line
@@ -170,6 +178,11 @@ def _window(plan: Plan, source: WorkSource) -> int | None:
 def _restart(plan: Plan, source: WorkSource) -> list[str]:
     if not plan.regroups:
         return ["by pointer: nothing regroups records, so a restart begins at the pointer of the last delivered sample"]
+    if not plan.flush_every:
+        return [
+            "by what is held: the records that the accumulators held are made again, each lane's own, and at most "
+            f"{save_every(plan, 0):,} pointers that came since are read again"
+        ]
     window = _window(plan, source)
     pointers = f", {window:,} pointers" if window is not None else ""
     names = ", ".join(f"'{a.name or a.method}'" for stage in plan.stages for a in stage.accumulators)

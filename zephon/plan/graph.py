@@ -72,11 +72,11 @@ def make_plan(nodes: Sequence[Node], options: Options, losses: Sequence[str], wo
     stages = _stages(nodes, parallelism, workers)
     regroups = any(stage.accumulators for stage in stages)
     every = options.data.flush_every_k_chunks
-    if every == 0 and regroups:
-        name = next(a.name for stage in stages for a in stage.accumulators)
+    stateless = next((a for stage in stages for a in stage.accumulators if not a.has_state), None)
+    if every == 0 and stateless is not None:
         raise ConfigError(
-            f"flush_every_k_chunks=0 (never flush) with '{name}', which regroups records: a restart would have to "
-            "read the whole pass again; give a number of chunks, at least 1"
+            f"flush_every_k_chunks=0 (never flush) with '{stateless.name}', which has no state() and load(): a restart "
+            "would have to read the whole pass again; give it both, or give a number of chunks, at least 1"
         )
     if every is None:
         every = DEFAULT_FLUSH_EVERY if regroups else 0

@@ -28,6 +28,22 @@ def lane_limit(plan: Plan, records: int) -> int:
     return (TASKS_PER_WORKER * sum(stage.parallelism for stage in plan.stages) + 1) * records
 
 
+LEAST_SAVE_POINTERS = 1024
+
+
+def save_every(plan: Plan, chunk_size: int) -> int:
+    """Pointers of a lane between two states of its accumulators; 0 where a restart reads the open window again.
+
+    A state costs the engine what is held, a restart reads what is held and what came since: half of that at most. A
+    window that is not much longer needs no such states.
+    """
+    accumulators = [a for stage in plan.stages for a in stage.accumulators]
+    if not accumulators or not all(a.has_state for a in accumulators):
+        return 0
+    every = max(LEAST_SAVE_POINTERS, sum(a.holds for a in accumulators) // 2)
+    return every if plan.flush_every * chunk_size > 2 * every or not plan.flush_every else 0
+
+
 def pending_limit(parallelism: int, records: int) -> int:
     """Records between two stages, all lanes together, from which on the earlier one is not taken from.
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from zephon.io.dataset import Dataset
 from zephon.io.memory import shard_of
-from zephon.ops.accumulator import Accumulator, Emitted, Key, Part, Ref
+from zephon.ops.accumulator import Accumulator, Emitted, Held, Key, Part, Ref
 from zephon.pipeline import Pipeline
 from zephon.record import Record
 from zephon.work.source import WorkSource
@@ -302,7 +302,19 @@ class Along:
         return {**record, "labels": -ids, **mask}
 
 
-class Pairs(Accumulator):
+class _Holding(Accumulator):
+    """What it holds of a lane is one list."""
+
+    _held: dict[int, list[Ref]]
+
+    def state(self, lane: int) -> Held:
+        return Held(self._held[lane].copy())
+
+    def load(self, lane: int, key: Key, held: Held) -> None:
+        self._held[lane] = list(held.items)
+
+
+class Pairs(_Holding):
     """Two neighbours into one record; the last one of a window, if alone, is dropped and counted."""
 
     method = "pairs"
@@ -347,7 +359,7 @@ class FailFlush(Pairs):
         raise ValueError("a flush that fails")
 
 
-class SortRuns(Accumulator):
+class SortRuns(_Holding):
     """Lets runs of `size` records go sorted by their length, longest first."""
 
     method = "sort_runs"

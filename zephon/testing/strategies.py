@@ -243,7 +243,7 @@ def recipes(
     options = {
         "canonical_replicas": lanes,
         "cycles_per_step": draw(st.integers(1, 3)),
-        "flush_every_k_chunks": draw(st.one_of(st.none(), st.integers(1, 8))),
+        "flush_every_k_chunks": draw(st.one_of(st.none(), st.integers(0, 8))),
     }
     recipe = Recipe(rows, mixture, (), options)
     if not endless and draw(st.integers(0, 4)) == 0:

@@ -1,0 +1,208 @@
+"""What the accumulators of a stage hold of a lane, as bytes without payload, and back.
+
+Accumulators without operators between them are a *row*; the rows of a pipeline do not depend on its stages, which the
+parallelism of the operators decides. A record before a row is named by what it was made of, a pointer's event or a
+group of an earlier row, and by its child path since then; a group by its parts. So nothing here depends on how the
+pipeline ran. Numbers of pointers' records count up from 0, those of the rest down from -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from zephon.ops.accumulator import Accumulator, Held
+from zephon.record import Group, Handle, event_at, event_place
+
+Path = tuple[int, ...]
+Column = int | list[Any]
+"""Whole numbers: one for all of them, or [dtype, bytes]; anything else as a plain list behind an empty dtype."""
+
+
+class Table(msgspec.Struct, array_like=True):
+    """What one row holds of a lane. `nodes[i]` is the number -1 - i."""
+
+    names: list[str]
+    """Of the accumulators."""
+    size: int
+    """Records of pointers."""
+    rows: Column
+    """Before which row each one stands."""
+    chunks: Column
+    """How many chunks before the place each one lies."""
+    offsets: Column
+    paths: list[Path] | None
+    nodes: list[Node]
+    states: list[tuple[int, Column, Column, Column, Any]]
+    """Of each accumulator: how many items, their numbers, the two columns beside them, and what else it must know."""
+
+
+class Node(msgspec.Struct, array_like=True):
+    """A record that was made of a group, before row `row`; or the group, of accumulator `op`."""
+
+    row: int
+    item: int = 0
+    path: Path = ()
+    op: int = -1
+    parts: list[tuple[int, int, int]] = []
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """The rows of an engine."""
+
+    stages: list[int]
+    """Behind the pool of which stage each row stands."""
+    ops: list[Accumulator]
+    """All accumulators, in order."""
+    of_op: list[int]
+    """The row of each."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Table).decode
+
+
+def write_held(rows: Rows, row: int, all_held: Sequence[tuple[str, Held]], place: int) -> bytes:
+    """The table of row `row`: (name, what it holds) of each accumulator. place: the event to start again from."""
+    writer = _Writer(rows)
+    states: list[tuple[int, Column, Column, Column, Any]] = []
+    for _, held in all_held:
+        numbers = [writer.number(item[0], row) for item in held.items]
+        first, second = [item[1] for item in held.items], [item[2] for item in held.items]
+        states.append((len(numbers), write_column(numbers), write_column(first), write_column(second), held.plain))
+    chunk, places = event_place(place)[0], [event_place(event) for _, event, _ in writer.leaves]
+    paths = [path for _, _, path in writer.leaves]
+    return _encode(
+        Table(
+            [name for name, _ in all_held],
+            len(places),
+            write_column([row for row, _, _ in writer.leaves]),
+            write_column([chunk - at for at, _ in places]),
+            write_column([offset for _, offset in places]),
+            paths if any(paths) else None,
+            writer.nodes,
+            states,
+        )
+    )
+
+
+class _Writer:
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._op = {id(op): i for i, op in enumerate(rows.ops)}
+        self.leaves: list[tuple[int, int, Path]] = []
+        self.nodes: list[Node] = []
+        self._known: dict[Any, int] = {}
+
+    def number(self, handle: Handle, row: int) -> int:
+        """The number of a record before a row; what it is made of is written down where it is met first."""
+        if isinstance(handle, Group):
+            return self._group(handle)
+        base, path = _base(handle)
+        if isinstance(base, int):
+            leaf = (row, base, path)
+            number = self._known.get(leaf)
+            if number is None:
+                number = self._known[leaf] = len(self.leaves)
+                self.leaves.append(leaf)
+            return number
+        key = (row, id(base), path)
+        if key not in self._known:
+            self._add(key, Node(row, self._group(base), path))
+        return self._known[key]
+
+    def _group(self, group: Group) -> int:
+        if id(group) not in self._known:
+            op = self._op[id(group.op)]
+            row = self._rows.of_op[op]
+            parts = [(self.number(part, row), start, stop) for part, start, stop in group.parts]
+            self._add(id(group), Node(row, op=op, parts=parts))
+        return self._known[id(group)]
+
+    def _add(self, key: Any, node: Node) -> None:
+        self.nodes.append(node)
+        self._known[key] = -len(self.nodes)
+
+
+def _base(handle: Any) -> tuple[int | Group, Path]:
+    """The event of the pointer, or the group, that a record was made of, and its child path since then."""
+    path: Path = ()
+    while not isinstance(handle, Group):
+        block, i = handle
+        lineage = block.lineage
+        item = lineage.index[i]
+        if lineage.path:
+            path = lineage.path[i] + path
+        if lineage.events is not None:
+            return lineage.events[item], path
+        handle = lineage.items[item]
+    return handle, path
+
+
+def read_held(raw: bytes) -> Table:
+    """The table of `write_held`. Raises ValueError."""
+    try:
+        return _decode(raw)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ValueError(f"what a lane's accumulators hold cannot be read: {error}") from error
+
+
+def leaves(table: Table, place: int) -> list[tuple[int, int, Path]]:
+    """(row, event, child path) of each record of a pointer."""
+    chunk, size = event_place(place)[0], table.size
+    columns = (read_column(column, size) for column in (table.rows, table.chunks, table.offsets))
+    paths = table.paths or [()] * size
+    return [(row, event_at(chunk - n, at), path) for row, n, at, path in zip(*columns, paths, strict=True)]
+
+
+def load_held(
+    table: Table, accumulators: Sequence[Accumulator], handles: dict[int, Handle], lengths: dict[int, Any]
+) -> list[Held]:
+    """What each accumulator is given back. Raises ValueError where a record has another length than it had."""
+    found = []
+    for accumulator, (size, numbers, first, second, plain) in zip(accumulators, table.states, strict=True):
+        items = list(zip(*(read_column(column, size) for column in (numbers, first, second)), strict=True))
+        for number, a, b in items:
+            length = lengths.get(number, a if accumulator.preserves else b)
+            if a != length if accumulator.preserves else b > length:
+                raise ValueError(f"a record that was {a if accumulator.preserves else b} long is {length} long now")
+        found.append(Held([(handles[number], a, b) for number, a, b in items], plain))
+    return found
+
+
+def write_column(values: list[Any]) -> Column:
+    """A column, in as few bytes as a dtype allows."""
+    if not values:
+        return 0
+    if any(type(value) is not int for value in values):
+        return ["", values]
+    array = np.array(values, np.int64)
+    low, high = int(array.min()), int(array.max())
+    if low == high:
+        return low
+    if len(values) > 1 and high - low == len(values) - 1 and (np.diff(array) == 1).all():
+        return ["+", low]
+    kind = next(k for k in ("u1", "u2", "u4", "i1", "i2", "i4", "i8") if _fits(low, high, k))
+    return [kind, array.astype(f"<{kind}").tobytes()]
+
+
+def _fits(low: int, high: int, kind: str) -> bool:
+    limits = np.iinfo(kind)
+    return bool(limits.min <= low and high <= limits.max)
+
+
+def read_column(column: Column, size: int) -> list[Any]:
+    """The `size` values of `write_column`."""
+    if isinstance(column, int):
+        return [column] * size
+    kind, raw = column
+    if kind == "":
+        return list(raw)
+    if kind == "+":
+        return list(range(raw, raw + size))
+    array: NDArray[Any] = np.frombuffer(raw, f"<{kind}")
+    return array.tolist()  # type: ignore[no-any-return]
