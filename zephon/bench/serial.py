@@ -209,7 +209,7 @@ class Parts:
         for stage in engine.stages:
             self._watch(stage, "stage", "take")
             self._watch(stage._chain, "chain", "push")
-            for accumulator in stage._chain._accumulators:
+            for accumulator in stage._chain.accumulators:
                 self._watch(accumulator, accumulator.name or accumulator.method, "push", "flush")
         for batcher in engine.batchers.values():
             self._watch(batcher, "batcher", "push")

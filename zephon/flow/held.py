@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zephon.ops.accumulator import Accumulator, Held
-from zephon.record import Group, Handle, event_at, event_place
+from zephon.record import Attached, Group, Handle, event_at, event_place
 
 Path = tuple[int, ...]
 Column = int | list[Any]
@@ -49,6 +49,8 @@ class Node(msgspec.Struct, array_like=True):
     path: Path = ()
     op: int = -1
     parts: list[tuple[int, int, int]] = []
+    written: list[Any] = []
+    """What is written on the one part, where the group is `Attached`."""
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -120,7 +122,8 @@ class _Writer:
             op = self._op[id(group.op)]
             row = self._rows.of_op[op]
             parts = [(self.number(part, row), start, stop) for part, start, stop in group.parts]
-            self._add(id(group), Node(row, op=op, parts=parts))
+            written = [group.value] if isinstance(group, Attached) else []
+            self._add(id(group), Node(row, op=op, parts=parts, written=written))
         return self._known[id(group)]
 
     def _add(self, key: Any, node: Node) -> None:
@@ -163,6 +166,8 @@ def load_held(
     table: Table, accumulators: Sequence[Accumulator], handles: dict[int, Handle], lengths: dict[int, Any]
 ) -> list[Held]:
     """What each accumulator is given back. Raises ValueError where a record has another length than it had."""
+    if any(accumulator.keyed for accumulator in accumulators):
+        lengths = {}  # they are keys, and nobody holds one
     found = []
     for accumulator, (size, numbers, first, second, plain) in zip(accumulators, table.states, strict=True):
         items = list(zip(*(read_column(column, size) for column in (numbers, first, second)), strict=True))

@@ -13,7 +13,7 @@ from typing import Any
 from zephon.errors import CheckpointError, ZephonError
 from zephon.flow.held import Path, Rows, Table, leaves
 from zephon.flow.task import Mark, Out, Run, Slice
-from zephon.record import Group, Handle, Pointers, event_place
+from zephon.record import Attached, Group, Handle, Pointers, event_place
 
 Load = Callable[[Table, dict[int, Handle], dict[int, Any]], None]
 Wanted = tuple[int, Path, int]
@@ -105,7 +105,7 @@ class Remake:
                 made.setdefault(node.item, []).append((number, node.path, stage))
             elif stage == self._level:
                 parts = [(self._handles[part], start, stop) for part, start, stop in node.parts]
-                self._handles[number] = Group(self._rows.ops[node.op], parts)
+                self._handles[number] = _group(self._rows.ops[node.op], parts, node.written)
         self._next += [
             (self._handles[item], wanted)
             for item, wanted in made.items()
@@ -128,3 +128,7 @@ class Remake:
             f"{f': dropped as {reasons}' if reasons else ''}; its row is left out now, or an operator gives other "
             "children of it than it did; undo that, or load an older state"
         )
+
+
+def _group(op: Any, parts: list[tuple[Handle, int, int]], written: list[Any]) -> Group:
+    return Attached(op, parts[0][0], written[0]) if written else Group(op, parts)
