@@ -21,7 +21,6 @@ from zephon.record import Attached, Record
 MOST_VALUE_BYTES: Final = 1024  # of a key or an answer: it travels beside every record, and may be kept for long
 MAX_HELD: Final = 1024
 MAX_STATE_BYTES: Final = 1 << 20
-STATE_EVERY: Final = 1024  # records: what a state costs is the machine's affair, so it is taken at this pace at least
 
 
 @final
@@ -203,7 +202,7 @@ class StatefulMap(Accumulator):
 
     @property
     def holds(self) -> int:
-        return max(self.max_held, STATE_EVERY)
+        return self.max_held
 
     def state(self, lane: int) -> Held:
         plain = self.machine.state(self._states[lane])

@@ -140,13 +140,17 @@ _SIMPLE: list[st.SearchStrategy[Step]] = [
 ]
 _KEYS = st.builds(Residue, st.integers(1, 40), st.sampled_from(["int", "str", "tuple"]))
 _STATEFUL: st.SearchStrategy[Step] = st.one_of(
-    st.builds(lambda n, key: Step("stateful_map", (Limit(n),), {"key": key}), st.integers(1, 3), _KEYS),
+    st.builds(lambda n, key: Step("stateful_map", (Limit(n),), {"key": key, "max_held": 6}), st.integers(1, 3), _KEYS),
     st.builds(
-        lambda n, m: Step("stateful_map", (Mean(n),), {"key": Residue(m), "into": "mean"}),
+        lambda n, m: Step("stateful_map", (Mean(n),), {"key": Residue(m), "into": "mean", "max_held": 6}),
         st.integers(2, 5),
         st.integers(1, 40),
     ),
-    st.builds(lambda n, key: Step("stateful_map", (Ranks(n),), {"key": key, "into": "rank"}), st.integers(1, 6), _KEYS),
+    st.builds(
+        lambda n, key: Step("stateful_map", (Ranks(n),), {"key": key, "into": "rank", "max_held": 6}),
+        st.integers(1, 6),
+        _KEYS,
+    ),
 )
 _GROUPING: list[st.SearchStrategy[Step]] = [
     st.builds(lambda n: Step("shuffle", (n,)), st.integers(1, 20)),
