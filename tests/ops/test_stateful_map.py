@@ -12,6 +12,7 @@ import zephon as zp
 from zephon.errors import ConfigError, DataError, OperatorError
 from zephon.ops.accumulator import Key
 from zephon.ops.stateful_map import MOST_VALUE_BYTES, StatefulMap, plain_value
+from zephon.plan import limits
 from zephon.testing.machines import Limit, Mean, Ranks, Residue
 
 from ..cases.helpers import digests, ids, list_of, on, pipeline, resumed, saved
@@ -115,7 +116,7 @@ def test_several_in_a_row_with_a_shuffle_between() -> None:
         .stateful_map(Mean(7), key=by_id, into="mean")
         .shuffle(5)
         .stateful_map(Limit(4), key=by_three, name="limit")
-        .stateful_map(Ranks(2), key=lambda r: r["mean"], into="rank")
+        .stateful_map(Ranks(2), key=lambda r: r["mean"], into="rank", max_held=4)
         .batch(4)
     )
     assert digests(on(line, 2)) == digests(on(line, 0))
@@ -283,7 +284,7 @@ def test_keys_of_a_state_come_back_as_they_were() -> None:
 def test_a_resume_at_every_batch_goes_on_the_same() -> None:
     line = (
         pipeline(50)
-        .stateful_map(Ranks(3), key=lambda r: r["id"] * 7 % 11, into="rank")
+        .stateful_map(Ranks(3), key=lambda r: r["id"] * 7 % 11, into="rank", max_held=4)
         .stateful_map(Limit(9), key=by_three, name="limit")
         .batch(2)
         .options(canonical_replicas=2, flush_every_k_chunks=2, runner="inline")
@@ -295,6 +296,39 @@ def test_a_resume_at_every_batch_goes_on_the_same() -> None:
     assert len(whole) > 5
     for done, state in enumerate(states):
         assert digests(resumed(line, state)) == whole[done:]
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_whole_pass_without_a_window_is_resumed_by_what_is_held(lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LEAST_SAVE_POINTERS", 5)
+    line = (
+        pipeline(90)
+        .shuffle(6)
+        .stateful_map(Dedupe, key=lambda r: (r["id"] % 25, "k"), name="once", max_held=1)
+        .stateful_map(Ranks(4), key=lambda r: r["id"] * 7 % 11, into="rank", max_held=4)
+        .shuffle(3)
+        .stateful_map(Mean(6), key=by_id, into="mean", max_held=1)
+        .batch(2)
+        .options(canonical_replicas=lanes, flush_every_k_chunks=0, runner="inline")
+    )
+    whole, states = [], [saved(line)]
+    for batch in line:
+        whole.append(batch.digest())
+        states.append(saved(line))
+    counts = line.counts()
+    assert sum(dropped["once.dropped"] for dropped in counts["dropped"].values()) >= 90 - 25 * lanes
+    assert len(whole) > 4
+    assert any(lane.get("chunk") for lane in states[-2]["lanes"].values())  # not the pass from its start
+    for done, state in enumerate(states):
+        again = resumed(line, state)
+        assert digests(again) == whole[done:]
+        assert again.counts() == counts
+
+
+def test_a_state_that_is_too_large_stops_the_lane() -> None:
+    line = pipeline(4000).stateful_map(Dedupe, key=by_id, max_state_bytes=1000, name="once").batch(2)
+    with pytest.raises(DataError, match=r"operator 'once', lane 0, at a state: .*max_state_bytes is 1,000"):
+        list(line.options(flush_every_k_chunks=0, runner="inline"))
 
 
 def test_the_fingerprint_knows_machine_and_key() -> None:

@@ -2,7 +2,7 @@
 
 The name says which operators: `engine:shuffle+wrap+batch`. A pool that does nothing hands out lengths, as workers send
 them, so that no record is read, moved or collated. What is timed is the real `Engine`; only its pool is another one.
-Document lengths are log-normal. Nothing is flushed but at the end, which is never reached.
+Document lengths are log-normal. `flush_every_k_chunks` is 0, so states of what is held are taken on the way.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from zephon.io.dataset import Dataset
 from zephon.lineage import origins_in
 from zephon.ops.stateful_map import Machine
 from zephon.pipeline import Pipeline
-from zephon.plan.limits import MOST_TASK_RECORDS
+from zephon.plan.limits import MOST_TASK_RECORDS, save_every
 from zephon.record import Record
 from zephon.runners.base import Meter
 from zephon.runners.heap import collect_rarely
 from zephon.work.static_mixture import StaticMixture
 
 ROWS = 10**9
-NEVER_FLUSH = 1 << 20  # chunks
 MAX_LENGTH = 2048  # tokens of a sequence
 BUFFER_SIZE = 8192  # records of a shuffle
 MEDIAN_LENGTH, SIGMA = 400, 1.0  # tokens of a document: log-normal, the mean is 660
@@ -115,7 +114,7 @@ def _source() -> StaticMixture:
 def _engine(spec: Spec) -> Engine:
     settings: dict[str, Any] = {"canonical_replicas": spec.lanes or 1, "dp_degree": 1, "dp_group_id": 0}
     pipeline = chain(Pipeline(_source()), spec.variant)
-    session = pipeline.options(parallelism=1, flush_every_k_chunks=NEVER_FLUSH, **settings)._session
+    session = pipeline.options(parallelism=1, flush_every_k_chunks=0, **settings)._session
     plan, source = session.resolved.plan, session.resolved.source
     job = Job(
         plan=plan,
@@ -128,6 +127,7 @@ def _engine(spec: Spec) -> Engine:
         task_records=MOST_TASK_RECORDS,
         adaptive=False,
         prefetch_batches=PREFETCH_BATCHES,
+        save_every=save_every(plan, session._chunk_size(0)),
     )
     return Engine(job, lambda work, workers, notify: NullPool(), False, lambda: None, build=False)
 
