@@ -75,6 +75,12 @@ class Ranks(Machine):
         state.clear()
         return answers
 
+    def state(self, state: list[Any]) -> list[Any]:
+        return [list(key) if isinstance(key, tuple) else key for key in state]
+
+    def load(self, plain: list[Any]) -> list[Any]:
+        return [tuple(key) if isinstance(key, list) else key for key in plain]
+
 
 @dataclasses.dataclass(frozen=True)
 class FailAt(Machine):
