@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import select
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """`--long`, or HYPOTHESIS_PROFILE=long, chooses the profile; hypothesis's own option wins over both."""
+    """`--long`, or HYPOTHESIS_PROFILE=long, chooses the profile; hypothesis's own option wins over both.
+
+    A shell ignores Ctrl-C for what it runs in the background, and children inherit that: here it means what it says.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("long" if config.getoption("--long") else os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
