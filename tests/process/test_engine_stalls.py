@@ -172,8 +172,9 @@ def test_the_time_out_ends_it_with_an_error(hook: str, tmp_path: Path) -> None:
 
 
 def test_the_error_waits_for_a_trainer_that_takes_nothing(tmp_path: Path) -> None:
-    """The engine is long gone when it is asked for the next batch."""
-    with paired("push", tmp_path, LATE, stall_timeout_s=0.5) as pipeline:
+    """The engine is long gone when it is asked for more. Few pointers at a time: batches are sent before it stands."""
+    few = {"task_records": 1, "parallelism": 1}
+    with paired("push", tmp_path, LATE, stall_timeout_s=0.5, **few) as pipeline:
         iterator = iter(pipeline)
         found = [next(iterator).digest()]
         victim = engine()
