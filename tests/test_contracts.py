@@ -27,7 +27,13 @@ from zephon.testing import contracts, recipes
 from zephon.testing.contracts import ContractBroken, check_accumulator, check_operator
 
 RECORDS: list[Record] = [
-    {"id": i, "text": "word " * (i % 7), "input_ids": np.arange(i % 6), "tags": ["a", i]}
+    {
+        "id": i,
+        "text": "word " * (i % 7),
+        "input_ids": np.arange(i % 6),
+        "labels": np.arange(i % 6) * i,
+        "tags": ["a", i],
+    }
     for i in range(25)  # not a multiple of what any accumulator here groups
 ]
 
@@ -59,6 +65,11 @@ def test_good_operators(operator: Operator) -> None:
     check_operator(operator, RECORDS)
 
 
+def bound(pack: Pack) -> Pack:
+    pack.bind(["a", "b"])
+    return pack
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -70,6 +81,15 @@ def test_good_operators(operator: Operator) -> None:
         lambda: Pack(3, oversize="truncate"),
         lambda: Pack(3, oversize="drop"),
         lambda: Pack(3, oversize="error"),
+        lambda: Pack(4, min_length=2, max_sequences=2),
+        lambda: Pack(4, "first_fit", num_bins=2),
+        lambda: Pack(4, "first_fit", "truncate", num_bins=3, max_sequences=2, homogeneous="dataset"),
+        lambda: Pack(7, "best_fit", num_bins=3),
+        lambda: Pack(3, "best_fit", min_length=2, num_bins=1, homogeneous="dataset"),
+        lambda: Pack(7, "best_fit_wrap", num_bins=4, fields={"labels": -100}),
+        lambda: Pack(4, "best_fit_wrap", "drop", num_bins=3, min_length=2, max_sequences=2),
+        lambda: bound(Pack(9, "best_fit", num_bins=3, homogeneous=[["b"]])),
+        lambda: Pack(9, "first_fit", num_bins=3, output="list", length="id", oversize="drop"),
         lambda: GroupBy(MapBatches(recipes.Reverse(), 5)),
         recipes.Pairs,
         lambda: recipes.SortRuns(4),

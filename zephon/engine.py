@@ -16,6 +16,7 @@ from functools import partial
 from itertools import count
 
 import msgspec
+import numpy as np
 
 from zephon.batch import Batch
 from zephon.errors import ZephonError
@@ -221,7 +222,7 @@ class Engine:
         self.where.call(BATCH, run.lane)
         began = time.perf_counter()
         try:
-            fields = collate(cut.segments)
+            fields = collate(cut.segments, np.empty, self.job.plan.formatters)
         except BaseException as error:
             let_through(error, self._interrupts)
             return Failed(self.batch_error(error, run.lane, cut))

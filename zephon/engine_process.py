@@ -76,6 +76,7 @@ class _Server:
     ) -> None:
         self._trainer, self._launcher = trainer, launcher
         self._arena = Arena(job.slots, job.most_slots)
+        self._formatters = job.plan.formatters
         self._pools: list[ProcessPool] = []
         self._guards: list[Guard] = []
         self._woken = asyncio.Event()
@@ -216,7 +217,8 @@ class _Server:
         lane, first = tail.pop()
         assert isinstance(first, Cut)
         taken, num_samples = [(lane, first)], first.num_samples
-        stacking = stacking_of(first.segments)
+        # What a formatter makes of several batches at once is not what it makes of each: theirs are never shared.
+        stacking = None if self._formatters else stacking_of(first.segments)
         while stacking is not None and isinstance(item := tail.peek(), Cut):
             num_samples += item.num_samples
             if num_samples * self._sample_bytes > SHARED_BYTES or stacking_of(item.segments) != stacking:
@@ -267,9 +269,8 @@ class _Server:
         except BlockingIOError:
             loop.add_writer(self._trainer.fileno(), self._called, self._flush)
 
-    @staticmethod
-    def _write(slot: Slot, cuts: list[Cut]) -> list[int]:
+    def _write(self, slot: Slot, cuts: list[Cut]) -> list[int]:
         """Puts batches into a slot, end to end; returns where in it their fields and origins are described."""
         segments = [segment for cut in cuts for segment in cut.segments]
-        fields = write_fields(slot, collate(segments, slot.empty))
+        fields = write_fields(slot, collate(segments, slot.empty, self._formatters))
         return write_description(slot, [fields, write_origins(slot, origins_in(segments, slot.empty))])

@@ -12,6 +12,8 @@ from zephon.errors import ConfigError
 from zephon.ops.accumulator import Accumulator
 from zephon.ops.base import MAX_CHILDREN, Node
 from zephon.ops.batch import Batch as BatchNode
+from zephon.ops.batch import Formatter
+from zephon.ops.chat import TokenizeChat
 from zephon.ops.filter import Filter
 from zephon.ops.flat_map import FlatMap
 from zephon.ops.map import Map
@@ -19,6 +21,7 @@ from zephon.ops.map_batches import MapBatches
 from zephon.ops.pack import Pack
 from zephon.ops.shuffle import Shuffle
 from zephon.ops.tokenize import Tokenize
+from zephon.ops.training import ToTraining
 from zephon.options import Options
 from zephon.plan.fingerprint import node_fields
 from zephon.plan.graph import unique_name
@@ -58,9 +61,17 @@ class Pipeline:
 
     def _add(self, node: Node) -> Self:
         nodes = self._definition.nodes
-        if nodes and isinstance(nodes[-1], BatchNode):
-            raise ConfigError(f"'{node.name or node.method}' behind batch: batch must be the last step of a pipeline")
+        behind = bool(nodes) and isinstance(nodes[-1], (BatchNode, Formatter))
+        if behind is not isinstance(node, Formatter):
+            name = node.name or node.method
+            rule = (
+                "batch must be the last step of a pipeline, but for to_training"
+                if behind
+                else "it formats batches, so batch(...) must come before it"
+            )
+            raise ConfigError(f"'{name}'{' behind batch' if behind else ''}: {rule}")
         node.name = unique_name(node, [other.name or "" for other in nodes])
+        node.bind([dataset.name for dataset in self._definition.source.datasets])
         return self._derive(nodes=(*nodes, node), steps={**self._definition.steps, node.name: node_fields(node)})
 
     def apply(self, node: Node, *, name: str | None = None) -> Self:
@@ -128,6 +139,21 @@ class Pipeline:
             at = "" if callable(tokenizer) else f" (tokenizer {tokenizer!r})"
             raise ConfigError(f"{error}{at}") from error.__cause__
 
+    def tokenize_chat(
+        self, tokenizer: Any, field: str = "messages", *, template: str | None = None, **settings: Any
+    ) -> Self:
+        """Adds `input_ids` and `loss_mask` made of the conversation in `field`. See docs/training-batches.md.
+
+        tokenizer: a `tokenizer.json` or a Hugging Face folder that holds one. template: the text of a chat template;
+        None: the folder's. settings: loss_on (roles), last_turn_only, max_length, overflow ("drop_first_turns",
+        "drop_last_turns", "truncate" or "drop"), tools_field, allow_special, variables, name, on_error.
+        """
+        from zephon.io.tokenizer_file import load_chat_template, load_tokenizer
+
+        definition = load_tokenizer(tokenizer)
+        template = load_chat_template(tokenizer) if template is None else template
+        return self._add(_construct(TokenizeChat, definition, template, field, **settings))
+
     def shuffle(self, buffer_size: int, *, name: str | None = None) -> Self:
         """Shuffles each lane through a buffer of `buffer_size` records, within a window."""
         return self._add(Shuffle(buffer_size, name))
@@ -135,13 +161,36 @@ class Pipeline:
     def pack(self, max_length: int, algorithm: str = "wrap", **settings: Any) -> Self:
         """Packs documents into sequences of `max_length` tokens: input_ids, position_ids, segment_ids, num_pad.
 
-        settings: oversize ("split", "truncate", "drop" or "error"), pad_id, field, name.
+        algorithm: "wrap" lays documents end to end and cuts; "first_fit" puts each into the first of `num_bins` open
+        sequences with room; "best_fit" fills a sequence with what fits best of `num_bins` (256) waiting documents;
+        "best_fit_wrap" also cuts one where nothing fits. docs/packing.md has figures, and how to choose.
+        oversize, for documents longer than `max_length`: "split" (the default; loses nothing), "truncate", "drop",
+        "error". min_length: shorter documents, and shorter rests of cut ones, are dropped; no shorter piece is cut off.
+        max_sequences: most pieces of documents in one sequence.
+        homogeneous: "dataset", or groups of dataset names as [["web", "books"], ["code"]] or as a dict: no sequence
+        mixes groups (each has `num_bins` of its own). Datasets that no group names are one more group.
+        fields: names, or {name: pad value}, of fields with one value for each token that are packed along; a field has
+        the dtype of its pad value (0: int64, 0.0: float64, False: bool, np.float32(0): float32).
+        loss_mask: None packs the field `loss_mask` (0 or 1, as bool; padding False) wherever a document has one, and
+        takes a document without for all ones; True makes one in every sequence; False leaves it behind.
+        output: "flat", or "list" of whole records: {"records": [...], "num_pad": n}; `length` then is the field or the
+        function that says a record's length (default: that of `field`), and oversize "error" or "drop".
+        pad_id, field (of the token ids), name. Whatever is dropped is counted by reason: `pack.oversize_tokens`, ...
         """
         return self._add(_construct(Pack, max_length, algorithm, **settings))
 
     def batch(self, size: int, drop_last: bool = False, *, name: str | None = None) -> Self:
-        """Stacks `size` samples of one lane. The last step of a pipeline."""
+        """Stacks `size` samples of one lane. The last step of a pipeline, but for `to_training`."""
         return self._add(BatchNode(size, drop_last, name))
+
+    def to_training(self, ignore_index: int = -100, **settings: Any) -> Self:
+        """Makes of each batch of tokens what a training step takes. Behind `batch` only. See docs/training-batches.md.
+
+        settings: mask_boundaries (no label across documents), flatten (tokens end to end, no pads), pad_to_multiple_of
+        (of the width of rows), pad_id, shift (False: labels stand at their own tokens, for models that shift
+        themselves), fields (further fields of one number a token), name.
+        """
+        return self._add(_construct(ToTraining, ignore_index, **settings))
 
     def options(self, **settings: Any) -> Self:
         """Changes settings; see `zephon.options` for the three groups. Unknown names are an error."""

@@ -27,6 +27,10 @@ def line_of(
     return on(pipeline(documents(lengths), **settings).pack(size, oversize=oversize, pad_id=-1).batch(1), workers)
 
 
+ALGORITHMS = ["wrap", "first_fit", "best_fit", "best_fit_wrap"]
+POLICIES = ["split", "truncate", "drop"]
+
+
 def tokens(batches: Sequence[zp.Batch]) -> list[int]:
     """What was delivered, without padding."""
     found: list[int] = []
@@ -115,3 +119,89 @@ def test_a_document_longer_than_many_sequences() -> None:
     assert tokens(batches) == list(range(10_002))
     assert all(batch.origins[0][0][2] in (0, 1, 2) for batch in batches)
     assert batches[1]["position_ids"].tolist() == [[0, 1, 2, 3]]
+
+
+LONG = [*LENGTHS, 0, 17, 1, 4, 8, 3, 0, 2] * 3
+
+
+def kept(records: list[dict[str, Any]], size: int, oversize: str) -> list[int]:
+    """The tokens that a policy keeps."""
+    found: list[int] = []
+    for record in records:
+        ids = record["input_ids"]
+        found += ids if len(ids) <= size or oversize == "split" else ids[:size] if oversize == "truncate" else []
+    return found
+
+
+def lost(records: list[dict[str, Any]], size: int, oversize: str) -> dict[str, int]:
+    """What is counted of that."""
+    lengths = [len(record["input_ids"]) for record in records]
+    long = [n for n in lengths if n > size]
+    counted = {"pack.empty_documents": lengths.count(0)}
+    if oversize == "truncate":
+        counted |= {"pack.truncated_documents": len(long), "pack.truncated_tokens": sum(long) - size * len(long)}
+    if oversize == "drop":
+        counted |= {"pack.oversize_documents": len(long), "pack.oversize_tokens": sum(long)}
+    return {reason: amount for reason, amount in counted.items() if amount}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("oversize", POLICIES)
+@pytest.mark.parametrize("size", [1, 3, 4, 9, 100])
+def test_every_token_leaves_once_or_is_counted(algorithm: str, oversize: str, size: int) -> None:
+    records = documents(LONG)
+    line = pipeline(records).pack(size, algorithm, oversize=oversize, pad_id=-1, num_bins=3).batch(1)
+    batches = list(on(line, 2))
+    assert sorted(tokens(batches)) == kept(records, size, oversize)
+    assert on_counts(line, batches) == lost(records, size, oversize)
+
+
+def on_counts(line: zp.Pipeline, batches: Sequence[zp.Batch]) -> dict[str, int]:
+    """What a run of its own, inline, counts in lane 0; it gives the same batches."""
+    again = on(line, 0)
+    assert digests(again) == [batch.digest() for batch in batches]
+    counted: dict[str, int] = again.counts()["dropped"][0]
+    return counted
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("oversize", POLICIES)
+@pytest.mark.parametrize("settings", [{}, {"max_sequences": 2, "min_length": 2}], ids=["plain", "bounded"])
+def test_a_filter_in_front_and_a_resume_at_every_pack(algorithm: str, oversize: str, settings: dict[str, Any]) -> None:
+    """The filter makes runs of refs odd, and the windows uneven; nothing is lost at any cut that is not counted."""
+    records = documents(LONG)
+    line = pipeline(records, chunk_size=4).filter(lambda record: len(record["input_ids"]) not in (1, 8))
+    line = line.pack(4, algorithm, oversize=oversize, pad_id=-1, num_bins=2, **settings).batch(1)
+    line = line.options(canonical_replicas=2, flush_every_k_chunks=2)
+    whole = on(line, 0)
+    batches = list(whole)
+    reference, final = [batch.digest() for batch in batches], whole.counts()
+    if not settings:
+        assert sorted(tokens(batches)) == kept([r for r in records if len(r["input_ids"]) not in (1, 8)], 4, oversize)
+    for cut in range(len(reference) + 1):
+        part = on(line, 2).take(cut)
+        assert digests(part) == reference[:cut]
+        rest = resumed(line, saved(part))
+        assert digests(rest) == reference[cut:]
+        assert rest.counts() == final
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_is_too_short_is_counted_and_no_shorter_piece_is_cut(algorithm: str) -> None:
+    records = documents([5, 2, 3, 1, 9, 4, 6, 2])
+    line = on(pipeline(records).pack(4, algorithm, pad_id=-1, min_length=3).batch(1), 0)
+    batches = list(line)
+    dropped = line.counts()["dropped"][0]
+    assert dropped["pack.short_documents"] == 3  # of 2, 1 and 2 tokens
+    assert len(tokens(batches)) + dropped["pack.short_tokens"] == 32
+    for batch in batches:
+        segments = batch["segment_ids"][0].tolist()
+        assert all(segments.count(segment) >= 3 for segment in set(segments) - {0})
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("workers", WORKERS)
+def test_error_names_the_document_with_every_algorithm(algorithm: str, workers: int) -> None:
+    line = on(pipeline(documents([2, 9, 2])).pack(4, algorithm, oversize="error").batch(1), workers)
+    with pytest.raises(zp.errors.ZephonError, match=r"pack.*row 1\b.*\b9 tokens.*max_length=4"):
+        list(line)

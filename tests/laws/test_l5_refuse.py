@@ -83,6 +83,11 @@ CHANGES: dict[str, tuple[Recipe, list[str]]] = {
     "max_length of pack": (recipe_of({"pack": Step("pack", (9,))}), ["pack.max_length"]),
     "oversize": (recipe_of({"pack": Step("pack", (8,), {"oversize": "drop"})}), ["pack.oversize"]),
     "pad_id": (recipe_of({"pack": Step("pack", (8,), {"pad_id": 3})}), ["pack.pad_id"]),
+    "the algorithm": (recipe_of({"pack": Step("pack", (8, "best_fit"))}), ["pack.algorithm", "pack.num_bins"]),
+    "max_sequences": (recipe_of({"pack": Step("pack", (8,), {"max_sequences": 2})}), ["pack.max_sequences"]),
+    "min_length": (recipe_of({"pack": Step("pack", (8,), {"min_length": 2})}), ["pack.min_length"]),
+    "homogeneous": (recipe_of({"pack": Step("pack", (8,), {"homogeneous": "dataset"})}), ["pack.homogeneous"]),
+    "loss_mask": (recipe_of({"pack": Step("pack", (8,), {"loss_mask": True})}), ["pack.loss_mask"]),
     "drop_last": (recipe_of({"batch": Step("batch", (2, True))}), ["batch.drop_last"]),
     "the order": (recipe_of(order=["add", "keep", "words", "shuffle", "pack", "batch"]), ["order"]),
     "a removed operator": (

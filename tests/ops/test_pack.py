@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import zephon as zp
 from zephon.canonical import canonical_bytes
 from zephon.ipc.columns import make_columns
-from zephon.ops.accumulator import Key
+from zephon.ops.accumulator import Held, Key
 from zephon.ops.batch import stack_records
 from zephon.ops.pack import Pack
 from zephon.record import Block, Lineage, record_of
@@ -227,7 +227,7 @@ def test_another_field_and_origins(workers: int) -> None:
         ({"max_length": 4.0}, "max_length"),
         ({"max_length": 4, "algorithm": "best"}, "algorithm"),
         ({"max_length": 4, "oversize": "keep"}, "oversize"),
-        ({"max_length": 4, "oversize": None}, "oversize"),
+        ({"max_length": 4, "oversize": ""}, "oversize"),
         ({"max_length": 4, "pad_id": 0.5}, "pad_id"),
         ({"max_length": 4, "pad_id": 2**63}, "pad_id"),
         ({"max_length": 4, "pads": 1}, "pads"),
@@ -243,19 +243,47 @@ def test_never_flushing_is_refused() -> None:
         iter(pipeline(3).pack(4).options(flush_every_k_chunks=0))
 
 
-@given(data=st.data(), size=st.integers(1, 12), dtype=st.sampled_from([np.int64, np.int32, np.uint16]))
-def test_a_batch_from_columns_is_the_sequences_stacked(data: st.DataObject, size: int, dtype: Any) -> None:
+MASKS = ["none", "all", "some"]
+
+
+@given(
+    data=st.data(),
+    size=st.integers(1, 12),
+    dtype=st.sampled_from([np.int64, np.int32, np.uint16]),
+    masks=st.sampled_from(MASKS),
+    loss_mask=st.sampled_from([None, True, False]),
+    pad=st.sampled_from([None, -100, 0.5, np.float32(1), True]),
+)
+def test_a_batch_from_columns_is_the_sequences_stacked(
+    data: st.DataObject, size: int, dtype: Any, masks: str, loss_mask: bool | None, pad: Any
+) -> None:
     """Whatever documents a sequence takes, from which blocks and in which order, and however these are held."""
     handles = []
     for _ in range(data.draw(st.integers(1, 3))):
         lengths = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=5))
         records = [{**d, "input_ids": d["input_ids"].astype(dtype), "id": 0} for d in documents(lengths, 100)]
+        for number, record in enumerate(records):
+            record["labels"] = record["input_ids"] % 2
+            if masks == "all" or (masks == "some" and number % 2):
+                record["loss_mask"] = record["input_ids"] % 2 == data.draw(st.integers(0, 1))
         kept = data.draw(st.sampled_from([records, make_columns(records), make_columns(records)]))
         block = Block(kept, Lineage([], range(len(records))))
         first = data.draw(st.integers(0, len(records) - 1))
         cut = Block(kept[first:], Lineage([], range(len(records) - first)))
         handles += [(block[i], n) for i, n in enumerate(lengths)] + [(cut[i], n) for i, n in enumerate(lengths[first:])]
-    full = [(handle, n) for handle, n in handles if n]
+    groups = groups_of(data, [(handle, n) for handle, n in handles if n], size)
+    if not groups:
+        return
+    pack = Pack(size, pad_id=PAD, loss_mask=loss_mask, fields={} if pad is None else {"labels": pad})
+    built = [pack.build([(record_of(handle), a, b) for handle, a, b in parts]) for parts in groups]
+    wanted, found = stack_records(built), pack.collate(groups, np.empty)
+    assert canonical_bytes({name: found[name] for name in sorted(found)}) == canonical_bytes(wanted)
+    for record in built:
+        check_along(record, size, masks, loss_mask, pad)
+
+
+def groups_of(data: st.DataObject, full: list[Any], size: int) -> list[list[Any]]:
+    """Sequences of at most `size` tokens out of documents, in order or as they come."""
     groups: list[list[Any]] = []
     for _ in range(data.draw(st.integers(1, 4)) if full else 0):
         groups.append([])
@@ -268,12 +296,25 @@ def test_a_batch_from_columns_is_the_sequences_stacked(data: st.DataObject, size
             if stop > start:
                 groups[-1].append((handle, start, stop))
                 filled += stop - start
-    if not groups:
-        return
-    pack = Pack(size, pad_id=PAD)
-    built = [pack.build([(record_of(handle), a, b) for handle, a, b in parts]) for parts in groups]
-    wanted, found = stack_records(built), pack.collate(groups, np.empty)
-    assert canonical_bytes({name: found[name] for name in sorted(found)}) == canonical_bytes(wanted)
+    return groups
+
+
+def check_along(record: dict[str, Any], size: int, masks: str, loss_mask: bool | None, pad: Any) -> None:
+    """The fields that are packed along have their dtype, the values of their tokens, and their padding."""
+    end = size - record["num_pad"]
+    if pad is not None:
+        labels = record["labels"]
+        assert labels.dtype == np.asarray(pad).dtype
+        assert labels.shape == (size,)
+        assert (labels[:end] == record["input_ids"][:end] % 2).all()
+        assert (labels[end:] == pad).all()
+    if loss_mask is False or (loss_mask is None and masks == "none"):
+        assert "loss_mask" not in record
+    elif loss_mask or masks == "all":
+        mask = record["loss_mask"]
+        assert mask.dtype == np.bool_
+        assert not mask[end:].any()
+        assert masks != "none" or mask[:end].all()
 
 
 def test_other_fields_do_not_travel() -> None:
@@ -289,3 +330,186 @@ def test_other_fields_do_not_travel() -> None:
 
 def with_a_lock(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, "lock": threading.Lock()}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("algorithm", ["wrap", "best_fit_wrap"])
+def test_what_belongs_to_a_token_stays_with_it(algorithm: str, workers: int) -> None:
+    """Also where a document is cut, and where it comes without a loss mask."""
+    records: list[dict[str, Any]] = [{**r, "labels": -r["input_ids"]} for r in documents([5, 3, 9, 1, 4], 1)]
+    for record in records[::2]:
+        record["loss_mask"] = [int(token) % 2 for token in record["input_ids"]]
+    masked = {int(token) for record in records[::2] for token in record["input_ids"] if not token % 2}
+    line = pipeline(records).pack(4, algorithm, pad_id=0, fields={"labels": np.int32(7)}, loss_mask=True).batch(2)
+    tokens = []
+    for batch in on(line, workers):
+        assert {k: str(v.dtype) for k, v in batch.items() if k in ("labels", "loss_mask")} == {
+            "labels": "int32",
+            "loss_mask": "bool",
+        }
+        for token, label, mask in zip(
+            *(batch[k].reshape(-1) for k in ("input_ids", "labels", "loss_mask")), strict=True
+        ):
+            assert (label, mask) == ((-token, token not in masked) if token else (7, False))
+            tokens += [int(token)] if token else []
+    assert sorted(tokens) == list(range(1, 23))
+
+
+WRONG: list[Any] = [
+    ({"loss_mask": [1, 0]}, r"loss_mask.*\(2,\).*3 tokens"),
+    ({"loss_mask": 1}, r"loss_mask.*\(\).*3 tokens"),
+    ({"loss_mask": [1, 0.5, 0]}, r"loss_mask.*float64.*bool"),
+    ({"loss_mask": [1, 2, 0]}, r"loss_mask.*int64.*bool"),
+    ({"loss_mask": "abc"}, r"loss_mask.*shape"),
+    ({"loss_mask": ["a", "b", "c"]}, r"loss_mask.*do not fit"),
+    ({"labels": [1, 2, 3, 4]}, r"labels.*\(4,\).*3 tokens"),
+    ({"labels": [1.5, 2, 3]}, r"labels.*float64.*int16"),
+    ({"labels": [1, 2, 40_000]}, r"labels.*int64.*int16"),
+    ({"labels": np.zeros((3, 2), int)}, r"labels.*\(3, 2\)"),
+    ({}, r"no field 'labels'"),
+]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("number", range(len(WRONG)))
+def test_a_field_that_does_not_match_its_tokens_is_an_error_of_that_record(number: int, workers: int) -> None:
+    """Found where lengths are taken, in the worker; what came before it is delivered."""
+    wrong, words = WRONG[number]
+    good = {"input_ids": [1, 2, 3], "labels": [1, 2, 3], "loss_mask": [1, 0, 1]}
+    bad = {"input_ids": [1, 2, 3], **({"labels": [1, 2, 3]} if "labels" not in wrong and wrong else {}), **wrong}
+    line = on(pipeline([good, good, bad]).pack(3, fields={"labels": np.int16(0)}), workers)
+    iterator = iter(line)
+    next(iterator), next(iterator)
+    with pytest.raises(zp.errors.OperatorError, match=rf"(?s)'pack'.*row 2\b.*{words}"):
+        next(iterator)
+
+
+def two(**settings: Any) -> zp.Pipeline:
+    """Documents of three datasets, told by their tokens: 1, 2, 3."""
+    sets = [zp.Dataset.from_list(name, [{"input_ids": [i] * n} for n in (1, 2, 3, 4) * 6]) for i, name in NAMES]
+    return zp.Pipeline(zp.StaticMixture(sets, seed=1, chunk_size=16)).pack(6, **settings).options(canonical_replicas=1)
+
+
+NAMES = [(1, "web"), (2, "books"), (3, "code")]
+
+
+@pytest.mark.parametrize("algorithm", ["wrap", "first_fit", "best_fit", "best_fit_wrap"])
+@pytest.mark.parametrize(
+    ("homogeneous", "groups"),
+    [
+        (None, [{1, 2, 3}]),
+        ("dataset", [{1}, {2}, {3}]),
+        ([["web", "books"], ["code"]], [{1, 2}, {3}]),
+        ({"prose": ["web", "books"]}, [{1, 2}, {3}]),
+        ([["code"]], [{1, 2}, {3}]),
+    ],
+)
+def test_sequences_do_not_mix_groups(algorithm: str, homogeneous: Any, groups: list[set[int]]) -> None:
+    line = on(two(algorithm=algorithm, homogeneous=homogeneous).batch(2), 0)
+    rows = sequences(line)
+    assert sum(6 - pads for *_, pads in rows) == 3 * 6 * 10
+    found = [set(ids[: 6 - pads]) for ids, _, _, pads in rows]
+    assert all(any(each <= group for group in groups) for each in found)
+    assert any(len(each) > 1 for each in found) == any(len(group) > 1 for group in groups)
+    part = on(line, 2).take(7)
+    assert digests(part) + digests(resumed(line, saved(part))) == digests(on(line, 0))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_list_keeps_records_whole(workers: int) -> None:
+    records = [{"id": i, "image": np.full((2, i % 3 + 1), i), "patches": i % 5 + 1, "text": "x" * i} for i in range(30)]
+    line = pipeline(records).pack(8, "best_fit", output="list", length="patches", num_bins=4).batch(2)
+    seen = []
+    for batch in on(line, workers):
+        for found, num_pad in zip(batch["records"], batch["num_pad"].tolist(), strict=True):
+            assert sum(record["patches"] for record in found) == 8 - num_pad
+            seen += found
+    assert sorted(record["id"] for record in seen) == list(range(30))
+    for record in seen:
+        assert record.keys() == records[0].keys()
+        assert (record["image"] == records[record["id"]]["image"]).all()
+        assert record["text"] == "x" * record["id"]
+    by_function = pipeline(records).pack(8, "best_fit", output="list", length=lambda r: r["patches"], num_bins=4)
+    assert digests(on(by_function.batch(2), 0)) == digests(on(line, 0))
+
+
+@pytest.mark.parametrize("length", [-1, 1.5, None, True, "three"])
+def test_a_length_that_is_none_is_an_error_of_that_record(length: Any) -> None:
+    line = on(pipeline([{"n": 1}, {"n": length}]).pack(1, "first_fit", output="list", length="n"), 0)
+    iterator = iter(line)
+    next(iterator)
+    with pytest.raises(zp.errors.OperatorError, match=r"'pack'.*row 1\b.*length of a record"):
+        next(iterator)
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"num_bins": 0}, "num_bins"),
+        ({"max_sequences": 0}, "max_sequences"),
+        ({"min_length": 0}, "min_length"),
+        ({"min_length": 5}, "min_length"),
+        ({"homogeneous": "datasets"}, "homogeneous"),
+        ({"homogeneous": ["toy"]}, "homogeneous"),
+        ({"homogeneous": []}, "homogeneous"),
+        ({"homogeneous": 3}, "homogeneous"),
+        ({"homogeneous": [["toys"]]}, r"'toys'.*did you mean 'toy'"),
+        ({"homogeneous": [["toy"], ["toy"]]}, "'toy' is named twice"),
+        ({"fields": "labels"}, "fields"),
+        ({"fields": {"labels": "x"}}, "labels"),
+        ({"fields": ["num_pad"]}, "num_pad"),
+        ({"loss_mask": "yes"}, "loss_mask"),
+        ({"loss_mask": True, "fields": ["loss_mask"]}, "loss_mask"),
+        ({"output": "dict"}, "output"),
+        ({"length": "n"}, "length"),
+        ({"output": "list"}, r"cannot be cut.*'first_fit' or 'best_fit'"),
+        ({"output": "list", "algorithm": "best_fit", "oversize": "truncate"}, "cannot be cut"),
+        ({"output": "list", "algorithm": "best_fit", "fields": ["labels"]}, "fields"),
+        ({"output": "list", "algorithm": "best_fit", "length": 3}, "length"),
+    ],
+)
+def test_the_other_settings_are_checked(settings: dict[str, Any], word: str) -> None:
+    with pytest.raises(zp.errors.ConfigError, match=word):
+        pipeline(3).pack(4, **settings)
+
+
+def test_groups_need_a_pipeline() -> None:
+    with pytest.raises(zp.errors.ConfigError, match="step of a pipeline"):
+        Pack(4, homogeneous=[["web"]]).open(0, Key(1, 0, 0, 0, "pack"))
+
+
+def test_decisions_need_no_payload() -> None:
+    """Cursors may be anything: here numbers, with no record behind them."""
+    pack = Pack(10, "best_fit", num_bins=2)
+    pack.open(0, Key(1, 0, 0, 0, "pack"))
+    emitted = pack.push(0, [(cursor, length, 0) for cursor, length in enumerate([6, 7, 4, 3, 9, 25])])
+    assert emitted.groups == [[(0, 0, 6), (2, 0, 4)], [(5, 0, 10)], [(5, 10, 20)], [(1, 0, 7), (3, 0, 3)]]
+    assert emitted.triggers == [3, 5, 5, 5]
+
+
+def test_the_order_of_names_is_no_setting() -> None:
+    one = Pack(8, homogeneous=[["web", "code"], ["books"]], fields=["labels", "kinds"])
+    other = Pack(8, homogeneous={"b": {"books"}, "a": {"code", "web"}}, fields={"kinds": 0, "labels": 0})
+    assert canonical_bytes(one.settings()) == canonical_bytes(other.settings())
+
+
+@pytest.mark.parametrize(
+    ("items", "plain"),
+    [([], None), ([], [3]), ([(0, 0, 2)], []), ([(0, 0, 2)], [[0, [2]]]), ([(0, 0, 8)], [[0, [1]]])],
+)
+@pytest.mark.parametrize("algorithm", ["wrap", "first_fit", "best_fit"])
+def test_what_is_no_state_is_refused(algorithm: str, items: list[Any], plain: Any) -> None:
+    with pytest.raises(ValueError, match=r"held|wanted|open|waits"):
+        Pack(8, algorithm).load(0, Key(1, 0, 0, 0, "pack"), Held(items, plain))
+
+
+def test_settings_of_old_definitions_are_what_they_were() -> None:
+    """A state of a version that had `wrap` alone fits."""
+    assert Pack(8).settings() == {
+        "type": "pack",
+        "max_length": 8,
+        "algorithm": "wrap",
+        "oversize": "split",
+        "pad_id": 0,
+        "field": "input_ids",
+    }

@@ -14,6 +14,7 @@ from tests.laws.harness import Lane, examples, plain, run, same_group, truths
 from tests.process.functions import Enrich, burn
 from tests.process.helpers import digests, line
 from zephon.testing.recipes import (
+    Along,
     Children,
     Keep,
     Merge,
@@ -47,6 +48,19 @@ FIXED: dict[str, tuple[Recipe, dict[str, Any]]] = {
         of(Step("map", (Noise(),)), Step("flat_map", (Children(1, 3),)), Step("filter", (Keep(5, 0),)), BATCH),
         {"parallelism": {"map": 1, "flat_map": 2, "filter": 1}, "task_records": 3},
     ),
+    "rows of a training step, of many widths": (
+        of(Step("tokenize", (Words(),)), Step("batch", (3,)), Step("to_training", (), {"pad_to_multiple_of": 4})),
+        {},
+    ),
+    "packs of a training step, flat": (
+        of(
+            Step("tokenize", (Words(),)),
+            Step("pack", (8,)),
+            Step("batch", (3,)),
+            Step("to_training", (-1,), {"flatten": True}),
+        ),
+        {},
+    ),
     "groups, records cross twice": (
         of(Step("map_batches", (Thin(), 4)), Step("map_batches", (Reverse(), 3)), BATCH),
         {"parallelism": 2, "task_records": 5, "ring_bytes": 4096},
@@ -60,6 +74,23 @@ FIXED: dict[str, tuple[Recipe, dict[str, Any]]] = {
             lanes=2,
         ),
         {"parallelism": 3, "task_records": 16},
+    ),
+    "packs with what belongs to the tokens": (
+        of(
+            Step("tokenize", (Words(),)),
+            Step("map", (Along(),)),
+            Step("pack", (11, "best_fit_wrap"), {"num_bins": 4, "fields": {"labels": -100}, "homogeneous": "dataset"}),
+            Step("batch", (2,)),
+        ),
+        {"parallelism": 2, "task_records": 8},
+    ),
+    "packs of whole records": (
+        of(
+            Step("tokenize", (Words(),)),
+            Step("pack", (11, "best_fit"), {"num_bins": 4, "output": "list"}),
+            Step("batch", (2,)),
+        ),
+        {"parallelism": 2, "task_records": 8},
     ),
     "accumulators in a row": (
         of(Step("apply", (SortRuns(5),)), Step("apply", (Pairs(),)), Step("map_batches", (Merge(), 2)), BATCH),

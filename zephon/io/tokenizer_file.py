@@ -28,7 +28,26 @@ def load_tokenizer(path: str | os.PathLike[str]) -> TokenizerText:
     return TokenizerText(text, names.get("bos_token"), names.get("eos_token"))
 
 
-def _special_tokens(config: Path) -> dict[str, str]:
+def load_chat_template(path: str | os.PathLike[str]) -> str:
+    """The chat template of a tokenizer's folder: its `chat_template.jinja`, else the one in `tokenizer_config.json`."""
+    folder = Path(path)
+    try:
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        found = _config(folder / "tokenizer_config.json").get("chat_template") if folder.is_dir() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"tokenize_chat: cannot read the chat template of {os.fspath(path)!r}: {error}") from error
+    if isinstance(found, list):  # several, by name
+        found = next((t.get("template") for t in found if isinstance(t, dict) and t.get("name") == "default"), None)
+    if not isinstance(found, str):
+        raise ConfigError(
+            f"tokenize_chat: {os.fspath(path)!r} has no chat template (chat_template.jinja, or chat_template in "
+            "tokenizer_config.json); give template="
+        )
+    return found
+
+
+def _config(config: Path) -> dict[str, Any]:
     if not config.exists():
         return {}
     try:
@@ -37,6 +56,11 @@ def _special_tokens(config: Path) -> dict[str, str]:
         raise ConfigError(f"tokenize: {config.name} of the tokenizer's folder is no JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ConfigError(f"tokenize: {config.name} of the tokenizer's folder holds {type(fields).__name__}, no object")
+    return fields
+
+
+def _special_tokens(config: Path) -> dict[str, str]:
+    fields = _config(config)
     found = {}
     for name in ("bos_token", "eos_token"):
         token = fields.get(name)

@@ -14,7 +14,7 @@ or a list.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, cast
 
@@ -269,6 +269,11 @@ class Columns(Sequence[Record]):
     def cut(self, start: int, stop: int) -> Columns:
         """The records start .. stop - 1, as a view."""
         return Columns(self.columns, stop - start, self.start + start, self.stacking)
+
+    @property
+    def fields(self) -> Collection[str] | None:
+        """The fields that every record has; None where the records differ in them."""
+        return None if WHOLE in self.columns else self.columns.keys()
 
     def flat(self, name: str) -> tuple[Array, Sequence[int]] | None:
         """A field of arrays of one dimension end to end, and where each begins; None for any other field."""

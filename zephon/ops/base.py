@@ -52,6 +52,9 @@ class Node:
         fields = {k: v for k, v in vars(self).items() if not k.startswith("_") and k not in ("name", "reasons")}
         return {"type": type(self).__qualname__, **fields, "class": type(self)}
 
+    def bind(self, datasets: Sequence[str]) -> None:
+        """Called once, as the step is added to a pipeline: the names of the source's datasets, by index."""
+
     def expand(self) -> list[Node]:
         """The operators and accumulators that this step stands for."""
         return [self]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zephon.errors import ConfigError
 from zephon.ops.base import Node, check_count
 from zephon.record import MISSING, Block, Group, Handles, Record, record_of
 
@@ -30,8 +31,34 @@ class Batch(Node):
         return {"type": self.method, "size": self.size, "drop_last": self.drop_last}
 
 
-def collate(segments: list[Segment], empty: Callable[..., Any] = np.empty) -> dict[str, Any]:
+class Formatter(Node):
+    """A step behind `batch`: makes other fields of those of a whole batch, where the batch is made."""
+
+    def format(self, fields: dict[str, Any], empty: Callable[..., Any]) -> dict[str, Any]:
+        """The new fields. `empty(shape, dtype)` gives the memory for arrays. It may be called again for one batch."""
+        raise ConfigError(f"{type(self).__qualname__} must define format(self, fields, empty)")
+
+
+def collate(
+    segments: list[Segment], empty: Callable[..., Any] = np.empty, formatters: Sequence[Formatter] = ()
+) -> dict[str, Any]:
     """The fields of a batch, sorted by name. `empty(shape, dtype)` gives the memory that arrays are written to."""
+    # What a formatter is about to make anew is put together in memory of its own, so that a slot holds no leftovers.
+    fields = _collate(segments, np.empty if formatters else empty)
+    return apply_formatters(fields, formatters, empty)
+
+
+def apply_formatters(
+    fields: dict[str, Any], formatters: Sequence[Formatter], empty: Callable[..., Any] = np.empty
+) -> dict[str, Any]:
+    """The fields behind the formatters, sorted by name."""
+    for formatter in formatters:
+        made = formatter.format(fields, empty)
+        fields = {name: made[name] for name in sorted(made)}
+    return fields
+
+
+def _collate(segments: list[Segment], empty: Callable[..., Any]) -> dict[str, Any]:
     fields = _collate_blocks(segments, empty)
     if fields is not None:
         return {name: fields[name] for name in sorted(fields)}

@@ -92,7 +92,7 @@ class Tokenize(Operator):
     def setup(self) -> None:
         """Builds the tokenizer in this worker."""
         if self._encoder is None and isinstance(self.tokenizer, TokenizerText):
-            self._encoder = _encoder(self.tokenizer.text)
+            self._encoder = make_encoder(self.tokenizer.text)
 
     def _special(self, given: str | int | None, kind: str, usual: tuple[str, ...]) -> int:
         """The id of a special token: as given, as the tokenizer's folder says, or under a usual name."""
@@ -186,16 +186,16 @@ class Tokenize(Operator):
         return [whole[at : at + most] for at in range(0, len(whole), most)]
 
 
-def _encoder(text: str) -> Any:
+def make_encoder(text: str, method: str = Tokenize.method) -> Any:
     """A tokenizer of the `tokenizers` library, without the truncation and padding that its file may ask for."""
     try:
         import tokenizers
     except ImportError as error:
-        raise ConfigError("tokenize needs the library 'tokenizers': pip install zephon[text]") from error
+        raise ConfigError(f"{method} needs the library 'tokenizers': pip install zephon[text]") from error
     try:
         encoder = tokenizers.Tokenizer.from_str(text)
     except Exception as error:
-        raise ConfigError(f"tokenize: not a definition that the library reads: {error}") from error
+        raise ConfigError(f"{method}: not a definition that the library reads: {error}") from error
     encoder.no_truncation()
     encoder.no_padding()
     return encoder

@@ -104,6 +104,7 @@ def _stages(plan: Plan) -> list[str]:
     size, name = plan.batch.size, plan.batch.name or "batch"
     rest = "is dropped and counted" if plan.batch.drop_last else "is a shorter batch"
     lines.append(f"'{name}': {_many(size, 'sample')} of one lane; what is left at a lane's end {rest}")
+    lines += [f"  then, batch by batch: {_named(formatter)}" for formatter in plan.formatters]
     return lines
 
 
@@ -226,7 +227,8 @@ def _held(accumulator: Accumulator, window: int | None) -> tuple[str, int | None
     if isinstance(accumulator, Shuffle):
         return f"{accumulator.buffer_size:,} records", accumulator.buffer_size
     if isinstance(accumulator, Pack):
-        return f"{accumulator.max_length - 1:,} tokens", 1
+        most = accumulator.most_flushed
+        return f"{accumulator.max_length - 1:,} tokens" if most == 1 else _many(most, "sequence"), most
     if isinstance(accumulator, GroupBy):
         return f"{accumulator.size - 1:,} records", accumulator.size - 1
     return f"at most a window{f', {window:,} pointers' if window is not None else ''}", None

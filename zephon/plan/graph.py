@@ -9,7 +9,7 @@ import msgspec
 from zephon.errors import ConfigError
 from zephon.ops.accumulator import Accumulator
 from zephon.ops.base import Node, Operator
-from zephon.ops.batch import Batch
+from zephon.ops.batch import Batch, Formatter
 from zephon.options import Options
 
 DEFAULT_FLUSH_EVERY = 8
@@ -36,6 +36,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     stages: list[StagePlan]
     batch: Batch
+    formatters: list[Formatter]
     regroups: bool
     flush_every: int
     """Chunks between two sentinels of a lane; 0: none."""
@@ -64,6 +65,8 @@ def make_plan(nodes: Sequence[Node], options: Options, losses: Sequence[str], wo
     losses: the reasons for which datasets lose rows. workers: what parallelism="auto" means here.
     """
     nodes = list(nodes)
+    formatters = [node for node in nodes if isinstance(node, Formatter)]
+    nodes = [node for node in nodes if not isinstance(node, Formatter)]
     batch = next((node for node in nodes[-1:] if isinstance(node, Batch)), None)
     if batch is not None:
         nodes.pop()
@@ -82,7 +85,7 @@ def make_plan(nodes: Sequence[Node], options: Options, losses: Sequence[str], wo
         )
     if every is None:
         every = DEFAULT_FLUSH_EVERY if regroups else 0
-    return Plan(stages, batch or Batch(1), regroups, every, _reasons(stages, batch, losses))
+    return Plan(stages, batch or Batch(1), formatters, regroups, every, _reasons(stages, batch, losses))
 
 
 def _check_order(nodes: Sequence[Node]) -> None:

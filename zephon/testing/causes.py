@@ -9,6 +9,7 @@ import msgspec
 from zephon.ops.accumulator import Accumulator
 from zephon.ops.base import Node
 from zephon.ops.batch import Batch as BatchNode
+from zephon.ops.batch import Formatter
 from zephon.pipeline import Pipeline
 from zephon.testing.chain import Chain, Setup
 from zephon.testing.legs import configure, play
@@ -103,7 +104,7 @@ def _stream(prepared: Pipeline, setup: Setup, num_batches: int) -> list[tuple[ob
 
 def culprit(prepared: Pipeline, setup: Setup) -> Node | None:
     """The first step of the chain behind which the stream is not the oracle's, under `setup` or a forced order."""
-    steps = [node for node in prepared._definition.nodes if not isinstance(node, BatchNode)]
+    steps = [node for node in prepared._definition.nodes if not isinstance(node, (BatchNode, Formatter))]
     forced = Setup("order", (msgspec.structs.replace(setup.legs[0], runner="inline", task_records=3),), forced=True)
     for number, node in enumerate(steps, start=1):
         shortened = prepared._derive(nodes=(*steps[:number], BatchNode(_SAMPLES)))

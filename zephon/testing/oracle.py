@@ -19,7 +19,8 @@ from zephon.errors import ZephonError
 from zephon.io.formats import ShardError
 from zephon.ops.accumulator import Accumulator, Emitted, Key
 from zephon.ops.base import Operator, Rows, as_zephon_error
-from zephon.ops.batch import stack_records
+from zephon.ops.batch import Batch as BatchNode
+from zephon.ops.batch import Formatter, apply_formatters, stack_records
 from zephon.pipeline import Pipeline
 
 
@@ -48,7 +49,8 @@ class OracleLane:
         self.source, self.batch_node = resolved.source, resolved.plan.batch
         self.num_lanes, self.flush_every = resolved.topology.num_lanes, resolved.plan.flush_every
         self.lane, self.pass_index = lane, pass_index
-        nodes = [n for n in pipeline._definition.nodes if n.method != "batch"]
+        self.formatters = resolved.plan.formatters
+        nodes = [n for n in pipeline._definition.nodes if not isinstance(n, (BatchNode, Formatter))]
         self.parts: list[Any] = [
             copy.deepcopy(p) if isinstance(p, Accumulator) else p for n in nodes for p in n.expand()
         ]
@@ -187,10 +189,14 @@ class OracleLane:
         ]
 
     def _batch(self, samples: list[Item], dropped: dict[str, int], delivered: int) -> OracleBatch:
-        fields = stack_records([item.record for item in samples])
+        fields = self.fields_of(samples)
         origins = [[(*self.place(d, row), path) for d, row, _, path in item.origins] for item in samples]
         digest = Batch(fields, self.lane, 0, 0, len(samples)).digest()
         return OracleBatch(digest, origins, {k: n for k, n in dropped.items() if n}, delivered)
+
+    def fields_of(self, samples: list[Item]) -> dict[str, Any]:
+        """The fields of a batch."""
+        return apply_formatters(stack_records([item.record for item in samples]), self.formatters)
 
     def place(self, number: int, row: int) -> tuple[str, str, int]:
         """(dataset, shard, row in shard)."""

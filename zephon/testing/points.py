@@ -224,7 +224,7 @@ def install() -> None:
     _after(launcher._Tree, "_reap", hit, "launcher reaps")
     _before(process.ProcessPool, "submit", hit, "engine gives")
     _before(process, "read_report", hit, "engine takes")
-    _after(server, "_write", hit, "engine writes", static=True)
+    _after(server, "_write", hit, "engine writes")
     _before(server, "_send_items", hit, "engine sends")
     seed = worker._seed
 
@@ -287,7 +287,7 @@ def _before(owner: Any, name: str, hit: Callable[[str], None], point: str) -> No
     setattr(owner, name, reached)
 
 
-def _after(owner: Any, name: str, hit: Callable[[str], None], point: str, static: bool = False) -> None:
+def _after(owner: Any, name: str, hit: Callable[[str], None], point: str) -> None:
     real = getattr(owner, name)
 
     def reached(*args: Any, **settings: Any) -> Any:
@@ -295,7 +295,7 @@ def _after(owner: Any, name: str, hit: Callable[[str], None], point: str, static
         hit(point)
         return made
 
-    setattr(owner, name, staticmethod(reached) if static else reached)
+    setattr(owner, name, reached)
 
 
 class _Torn(list[Any]):

@@ -292,6 +292,16 @@ class Words:
         return [1 + sum(word.encode()) for word in text.split()]
 
 
+@dataclasses.dataclass(frozen=True)
+class Along:
+    """A map: a label for each token, and a loss mask for every second record."""
+
+    def __call__(self, record: Record) -> Record:
+        ids = np.asarray(record["input_ids"], np.int64)
+        mask = {"loss_mask": ids % 3 > 0} if number(record) % 2 else {}
+        return {**record, "labels": -ids, **mask}
+
+
 class Pairs(Accumulator):
     """Two neighbours into one record; the last one of a window, if alone, is dropped and counted."""
 

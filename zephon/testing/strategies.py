@@ -13,6 +13,7 @@ from zephon.plan.lanes import Topology
 from zephon.testing.recipes import (
     ID_STRIDE,
     Add,
+    Along,
     Change,
     Children,
     DropIds,
@@ -61,7 +62,7 @@ def topologies(num_lanes: int) -> st.SearchStrategy[Group]:
 @st.composite
 def executions(draw: st.DrawFn, recipe: Recipe) -> dict[str, Any]:
     """Execution options: parallelism 1 .. 4, also by operator (which splits stages); task size 1 .. 512; prefetch."""
-    names = [node.name for node in recipe.build()._definition.nodes if node.method != "batch"]
+    names = [node.name for node in recipe.build()._definition.nodes if node.method not in ("batch", "to_training")]
     workers = st.integers(1, 4)
     own = st.dictionaries(st.sampled_from(names), workers, min_size=1) if names else workers
     return {
@@ -146,15 +147,36 @@ _ENDLESS = [*_SIMPLE[:4], _GROUPING[0], *_GROUPING[2:], st.just(Step("map_batche
 
 
 @st.composite
+def packs(draw: st.DrawFn, failing: Failing = "never", is_along: bool = False) -> Step:
+    """pack, with all its settings. `is_along`: the records have `labels`, and some a `loss_mask`."""
+    max_length = draw(st.integers(1, 12))
+    settings: dict[str, Any] = {
+        "num_bins": draw(st.integers(1, 6)),
+        "max_sequences": draw(st.sampled_from([None, None, 1, 3])),
+        "min_length": draw(st.sampled_from([1, 1, min(2, max_length)])),
+        "homogeneous": draw(st.sampled_from([None, None, "dataset", [["alpha"]]])),
+    }
+    may_fail = ["error"] if failing == "maybe" else []
+    if draw(st.integers(0, 4)) == 0:
+        settings |= {"output": "list", "oversize": draw(st.sampled_from(["drop", *may_fail]))}
+        return Step("pack", (max_length, draw(st.sampled_from(["first_fit", "best_fit"]))), settings)
+    settings |= {"oversize": draw(st.sampled_from(["split", "truncate", "drop", *may_fail])), "pad_id": 7}
+    if is_along and draw(st.booleans()):
+        settings |= {"fields": {"labels": -100}, "loss_mask": draw(st.sampled_from([None, True, False]))}
+    algorithms = ["wrap", "first_fit", "best_fit", "best_fit_wrap"]
+    return Step("pack", (max_length, draw(st.sampled_from(algorithms))), settings)
+
+
+@st.composite
 def _tokenized(draw: st.DrawFn, failing: Failing) -> list[Step]:
     """tokenize, perhaps something between, and perhaps pack."""
     cut = {"max_length": draw(st.integers(1, 5)), "overflow": draw(st.sampled_from(["split", "truncate"]))}
     found = [Step("tokenize", (Words(),), cut if draw(st.booleans()) else {})]
+    is_along = draw(st.booleans())
+    found += [Step("map", (Along(),))] if is_along else []
     found += draw(st.lists(st.one_of(*_SIMPLE, _GROUPING[0], _GROUPING[3]), max_size=2))
     if draw(st.integers(0, 3)):
-        policies = ["split", "truncate", "drop"] + (["error"] if failing == "maybe" else [])
-        oversize = draw(st.sampled_from(policies))
-        found.append(Step("pack", (draw(st.integers(1, 12)),), {"oversize": oversize, "pad_id": 7}))
+        found.append(draw(packs(failing, is_along)))
         found += draw(st.lists(st.one_of(*_SIMPLE, *_GROUPING[:2]), max_size=1))
     return found
 
@@ -168,6 +190,21 @@ def steps(draw: st.DrawFn, rows: tuple[Rows, ...], failing: Failing = "never") -
     if draw(st.integers(0, 5)) == 0 or failing == "maybe":
         found.insert(draw(st.integers(0, len(found))), draw(_failure(failing, rows)))
     return found
+
+
+_TRAINING = st.builds(
+    lambda flatten, masked, multiple: Step(
+        "to_training", (), {"flatten": flatten, "mask_boundaries": masked, "pad_to_multiple_of": multiple}
+    ),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([1, 8]),
+)
+
+
+def _makes_tokens(step: Step) -> bool:
+    """Whether a batch of what a step makes has input_ids: a pack of whole records has none."""
+    return step.method == "tokenize" or (step.method == "pack" and step.settings.get("output") != "list")
 
 
 @st.composite
@@ -199,6 +236,8 @@ def recipes(
         chain.insert(0, Step("filter", (DropIds(ids_of_lanes(recipe, dry)),)))
     if draw(st.integers(0, 9)):
         chain.append(Step("batch", (draw(st.integers(1, 6)), draw(st.booleans()))))
+        if chain[:-1] and _makes_tokens(chain[-2]) and draw(st.booleans()):
+            chain.append(draw(_TRAINING))
     return Recipe(rows, mixture, tuple(chain), options)
 
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from zephon.canonical import canonical_bytes
 from zephon.engine import LEAST_DRY_POINTERS
 from zephon.errors import DataError, OperatorError, ZephonError, describe
-from zephon.ops.batch import stack_records
 from zephon.pipeline import Pipeline
 from zephon.testing.oracle import Item, OracleBatch, OracleLane
 
@@ -119,8 +119,13 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 def sample_digests(fields: Mapping[str, Any]) -> bytes:
-    """A digest of 8 bytes for every field of every sample of a batch, sample by sample."""
+    """A digest of 8 bytes for every field of every sample of a batch, sample by sample.
+
+    A batch that a formatter made has fields of other first dimensions: it counts as one sample.
+    """
     columns = list(fields.values())
+    if len({np.shape(c)[:1] if isinstance(c, np.ndarray) else (len(c),) for c in columns}) > 1:
+        columns = [[column] for column in columns]
     return b"".join(
         hashlib.blake2b(canonical_bytes(column[i]), digest_size=DIGEST_BYTES).digest()
         for i in range(len(columns[0]) if columns else 0)
@@ -135,7 +140,7 @@ class _Lane(OracleLane):
     samples = b""
 
     def _batch(self, samples: list[Item], dropped: dict[str, int], delivered: int) -> OracleBatch:
-        fields = stack_records([item.record for item in samples])
+        fields = self.fields_of(samples)
         self.fields, self.samples = tuple(map(str, fields)), sample_digests(fields)
         return super()._batch(samples, dropped, delivered)
 

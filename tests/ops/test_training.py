@@ -1,0 +1,136 @@
+"""to_training: what it makes of odd batches, its settings in the definition, its place in a pipeline, its errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zephon as zp
+from zephon.testing.oracle import OracleLane
+
+from ..cases.helpers import on, pipeline, saved
+
+
+def tokens(*rows: list[int], **fields: list[Any]) -> list[dict[str, Any]]:
+    """Records of these ids, and of further fields sample by sample."""
+    return [
+        {"input_ids": np.array(ids, np.int64), **{name: values[i] for name, values in fields.items()}}
+        for i, ids in enumerate(rows)
+    ]
+
+
+def one(rows: list[dict[str, Any]], **settings: Any) -> zp.Batch:
+    (batch,) = list(on(pipeline(rows).batch(len(rows)).to_training(**settings), 0))
+    return batch
+
+
+def test_a_mask_belongs_to_the_token_that_is_predicted() -> None:
+    batch = one(tokens([5, 6, 7, 8], loss_mask=[np.array([0, 0, 1, 1], np.int8)]))
+    assert batch["labels"].tolist() == [[-100, 7, 8, -100]]
+    assert batch["loss_mask"].tolist() == [[False, True, True, False]]
+
+
+def test_labels_that_the_model_shifts_itself() -> None:
+    rows = tokens([5, 6, 7, 8], loss_mask=[np.array([0, 0, 1, 1], np.int8)])
+    assert one(rows, shift=False)["labels"].tolist() == [[-100, -100, 7, 8]]
+    packed = tokens([5, 6, 7, 8], segment_ids=[np.array([1, 1, 2, 2])])
+    assert one(packed, shift=False, mask_boundaries=True)["labels"].tolist() == [[-100, 6, -100, 8]]
+    assert one(packed, shift=False)["labels"].tolist() == [[-100, 6, 7, 8]]
+
+
+def test_samples_without_a_mask_count_whole() -> None:
+    batch = one([*tokens([1, 2, 3]), *tokens([4, 5, 6], loss_mask=[np.array([False, False, True])])])
+    assert batch["loss_mask"].tolist() == [[True, True, False], [False, True, False]]
+
+
+def test_no_label_of_one_sample_is_in_another() -> None:
+    batch = one(tokens([1], [], [2, 3]), flatten=True)
+    assert batch["labels"].tolist() == [-100, 3, -100]
+    assert batch["cu_seqlens"].tolist() == [0, 1, 3]
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_samples_without_tokens(flatten: bool) -> None:
+    batch = one(tokens([], []), flatten=flatten, pad_to_multiple_of=8)
+    assert batch["input_ids"].size == 0
+    assert batch["cu_seqlens"].tolist() == [0]
+    assert int(batch["max_seqlen"]) == 0
+
+
+def test_ids_of_any_whole_kind_and_plain_lists() -> None:
+    rows: list[dict[str, Any]] = [{"input_ids": [1, 2, 3]}, {"input_ids": np.array([4], np.uint16)}]
+    batch = one(rows, pad_id=9)
+    assert batch["input_ids"].dtype == np.int64
+    assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 9, 9]]
+
+
+def test_pads_that_only_their_number_tells() -> None:
+    assert one(tokens([1, 2, 0], [3, 4, 5], num_pad=[1, 0]), flatten=True)["input_ids"].tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("flatten", [False, True])
+def test_the_oracle_covers_it(workers: int, flatten: bool) -> None:
+    rows = tokens(*[list(range(1, 2 + i * 5 % 7)) for i in range(40)])
+    line = pipeline(rows).pack(8).batch(3).to_training(flatten=flatten, pad_to_multiple_of=5)
+    expected = [batch.digest for batch in OracleLane(line, 0)]
+    assert [batch.digest() for batch in on(line, workers)] == expected
+    assert len(expected) > 3
+
+
+def test_its_settings_are_in_the_definition() -> None:
+    line = pipeline(tokens(*[[1, 2]] * 8)).batch(2)
+    first = on(line.to_training(), 0)
+    next(iter(first))
+    state = saved(first)
+    with pytest.raises(zp.errors.CheckpointError, match=r"to_training\.mask_boundaries"):
+        on(line.to_training(mask_boundaries=True), 0).load_state_dict(state)
+    resumed = on(line.to_training(), 0)
+    resumed.load_state_dict(state)
+    assert len(list(resumed)) == 3
+
+
+def test_its_place() -> None:
+    line = pipeline(tokens([1]))
+    with pytest.raises(zp.errors.ConfigError, match=r"batch\(\.\.\.\) must come before it"):
+        line.to_training()
+    with pytest.raises(
+        zp.errors.ConfigError, match=r"behind batch: batch must be the last step .* but for to_training"
+    ):
+        line.batch(1).to_training().map(dict)
+    with pytest.raises(zp.errors.ConfigError, match="behind batch"):
+        line.batch(1).to_training().batch(2)
+    assert "'to_training'" in line.batch(1).to_training().explain()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"pad_to_multiple_of": 0}, "pad_to_multiple_of=0"),
+        ({"fields": "extra"}, "a list of names"),
+        ({"fields": ["labels"]}, "are its own"),
+        ({"ignore": 3}, "ignore"),
+    ],
+)
+def test_settings_that_are_wrong(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(zp.errors.ConfigError, match=words):
+        pipeline(1).batch(1).to_training(**settings)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"id": 1}], "no field 'input_ids'; the batch has id"),
+        ([{"input_ids": "text"}], "field 'input_ids' of sample 0"),
+        ([*tokens([1, 2]), {"id": 2}], "sample 1 of the batch has no field 'input_ids'"),
+        (tokens([1, 2], loss_mask=[np.array([1])]), "field 'loss_mask' of sample 0 .* are 2 tokens"),
+        (tokens([1, 2], segment_ids=[np.array([0, 1])]), "pads belong to its end"),
+        (tokens([1, 2], [3], segment_ids=[np.array([1, 1, 1]), np.array([1])]), "field 'segment_ids' of sample 0"),
+        (tokens([1, 2], [3, 4], num_pad=[3, 0]), "num_pad of sample 0"),
+    ],
+)
+def test_batches_that_are_wrong(rows: list[dict[str, Any]], words: str) -> None:
+    with pytest.raises(zp.errors.DataError, match=words):
+        one(rows)
