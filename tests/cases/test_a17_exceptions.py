@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import zephon as zp
-from tests.process.raising import HoldsALock, KeywordOnly, NoText, ThreeArguments
+from tests.process.raising import HoldsALock, KeywordOnly, NoText, ThreeArguments, caused, local_class
 
 from .helpers import ids, on, pipeline, resumed, saved
 
@@ -72,19 +72,6 @@ class HoldsNothing(Exception):
 
 class StopsQuietly(StopIteration):
     pass
-
-
-def local_class() -> BaseException:
-    class Local(Exception):
-        pass
-
-    return Local("here")
-
-
-def caused() -> BaseException:
-    error = ValueError("outer")
-    error.__cause__ = KeyError("inner")
-    return error
 
 
 Make = Callable[[], BaseException]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.laws.harness import Lane, examples, run, same_group, same_lane, truth, truths
-from zephon.testing.recipes import DropIds, FailFlush, Long, Merge, Pairs, Recipe, Rows, Short, Step
+from zephon.testing.recipes import Children, DropIds, Fail, FailFlush, Long, Merge, Pairs, Recipe, Rows, Short, Step
 from zephon.testing.scheduler import Order, forced_order
 from zephon.testing.strategies import executions, recipes
 
@@ -125,6 +125,13 @@ def test_found_before(found: str, task_records: int) -> None:
     same_group(run(recipe.build(task_records=task_records)), lanes, 1)
     with forced_order(task_records):
         same_group(run(recipe.build(parallelism=4, task_records=task_records)), lanes, 1)
+
+
+@pytest.mark.parametrize("parallelism", [1, {"flat_map": 1, "flat_map_2": 2}])
+def test_an_error_names_a_child_of_a_child_alike_in_one_stage_and_in_two(parallelism: Any) -> None:
+    once = Step("flat_map", (Children(1, 1),))
+    recipe = of(once, once, Step("map", (Fail(frozenset({3})),)), Step("batch", (2,)))
+    assert "row 3, child 0.0:" in str(run(recipe.build(parallelism=parallelism)).error)
 
 
 @pytest.mark.parametrize("one", [31_192, 3_132])

@@ -63,6 +63,24 @@ def digests(batches: Iterable[zp.Batch]) -> list[str]:
     return [batch.digest() for batch in batches]
 
 
+def to_the_error(
+    batches: Iterable[zp.Batch],
+    found: list[Any],
+    of: Callable[[Iterable[zp.Batch]], list[Any]] = ids,
+    most_s: float = 5.0,
+) -> zp.errors.ZephonError:
+    """Adds the ids, or what `of` gives, of all batches before the error, which comes in time after the last one."""
+    began = time.monotonic()
+    try:
+        for batch in batches:
+            found += of([batch])
+            began = time.monotonic()
+    except zp.errors.ZephonError as error:
+        assert time.monotonic() - began < most_s
+        return error
+    raise AssertionError("no error")
+
+
 # -- processes -------------------------------------------------------------------------------------------------------
 
 

@@ -47,6 +47,19 @@ class NoText(Exception):
         raise RuntimeError("no text for you")
 
 
+def local_class() -> BaseException:
+    class Local(Exception):
+        pass
+
+    return Local("here")
+
+
+def caused() -> BaseException:
+    error, inner = ValueError("outer"), KeyError("inner")
+    error.__cause__, inner.__cause__ = inner, ThreeArguments("innermost", 1, 2)
+    return error
+
+
 class LockArgument(Exception):
     def __init__(self) -> None:
         super().__init__("locked", threading.Lock())

@@ -25,8 +25,20 @@ import numpy as np
 
 import zephon as zp
 from tests.process.functions import Full, Raise, wait_for
-from tests.process.helpers import children, engine, ids, kill, launcher, line, lives, rests, wait_until, workers
-from tests.process.raising import HoldsALock, NoText, ThreeArguments
+from tests.process.helpers import (
+    children,
+    engine,
+    ids,
+    kill,
+    launcher,
+    line,
+    lives,
+    rests,
+    to_the_error,
+    wait_until,
+    workers,
+)
+from tests.process.raising import HoldsALock, NoText, ThreeArguments, caused, local_class
 from zephon.arena import MOST_SLOTS
 
 Record = dict[str, Any]
@@ -94,25 +106,12 @@ def digest(text: str) -> str:
 # -- A17: exceptions that are hard to rebuild --------------------------------------------------------------------------
 
 
-def made_inside() -> BaseException:
-    class Inside(Exception):
-        pass
-
-    return Inside("inside")
-
-
-def with_a_cause() -> BaseException:
-    error = ValueError("outer")
-    error.__cause__ = KeyError("inner")
-    return error
-
-
 RAISED: dict[str, Callable[[], BaseException]] = {
     "a": lambda: ThreeArguments("three", 1, 2),
     "b": HoldsALock,
-    "c": made_inside,
+    "c": local_class,
     "d": NoText,
-    "e": with_a_cause,
+    "e": caused,
     "f": lambda: SystemExit(3),
     "g": lambda: ValueError("x" * 5_000_000),
 }
@@ -124,25 +123,12 @@ def a17(kind: str, num_workers: int) -> None:
     pipeline = made if num_workers else made.options(runner="inline")
     found: list[int] = []
     with pipeline:
-        error = next_error(pipeline, found)
+        error = to_the_error(pipeline, found)
     assert found == list(range(7))
     assert "operator 'map' failed on lane 0, dataset 'toy', shard list, row 7: " in str(error)
     assert type(RAISED[kind]()).__name__ in str(error)
     print("told", flush=True)
     raise error
-
-
-def next_error(pipeline: zp.Pipeline, found: list[int]) -> zp.errors.ZephonError:
-    """Adds the ids of all batches before the error; that comes within 5 s of the last one."""
-    began = time.monotonic()
-    try:
-        for batch in pipeline:
-            found += ids([batch])
-            began = time.monotonic()
-    except zp.errors.ZephonError as error:
-        assert not found or time.monotonic() - began < 5
-        return error
-    raise AssertionError("no error")
 
 
 # -- A19: workers and jobs that die ------------------------------------------------------------------------------------
@@ -194,7 +180,7 @@ def a19_initialiser(folder: Path) -> None:
     began = time.monotonic()
     source = zp.StaticMixture([zp.Dataset.from_list("toy", [{"id": 1}])])
     pipeline = zp.Pipeline(source).apply(DiesInSetup()).batch(1).options(runner="process", parallelism=4)
-    error = next_error(pipeline, [])
+    error = to_the_error(pipeline, [], most_s=10)
     assert time.monotonic() - began < 10
     assert isinstance(error, zp.errors.WorkerError)
     assert "died while they started, in the setup of 'apply': SIGKILL (out of memory?" in str(error)

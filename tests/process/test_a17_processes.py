@@ -16,7 +16,7 @@ import pytest
 import zephon as zp
 from tests.process.functions import Raise
 from tests.process.helpers import ids, line, run_script, slow
-from tests.process.raising import HoldsALock, NoText, ThreeArguments
+from tests.process.raising import HoldsALock, NoText, ThreeArguments, caused, local_class
 from zephon.errors import OperatorError
 
 ROWS, BAD = 20, 7
@@ -30,19 +30,6 @@ class Coded(ValueError):
 
 class FromBase(BaseException):
     pass
-
-
-def local_class() -> BaseException:
-    class Local(Exception):
-        pass
-
-    return Local("here")
-
-
-def caused() -> BaseException:
-    error, inner = ValueError("outer"), KeyError("inner")
-    error.__cause__, inner.__cause__ = inner, ThreeArguments("innermost", 1, 2)
-    return error
 
 
 def group() -> BaseException:

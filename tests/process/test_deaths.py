@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -36,6 +36,7 @@ from tests.process.helpers import (
     lives,
     rests,
     slow,
+    to_the_error,
     wait_until,
     workers,
 )
@@ -45,19 +46,6 @@ from zephon.testing.recipes import Recipe
 from zephon.testing.strategies import executions, recipes
 
 pytestmark = pytest.mark.law("L7")
-
-
-def to_the_error(iterator: Iterator[zp.Batch], found: list[int]) -> zp.errors.ZephonError:
-    """Adds the ids of all batches before the error, which comes within 5 s of the last one."""
-    began = time.monotonic()
-    try:
-        for batch in iterator:
-            found += ids([batch])
-            began = time.monotonic()
-    except zp.errors.ZephonError as error:
-        assert time.monotonic() - began < 5
-        return error
-    raise AssertionError("no error")
 
 
 def test_workers_killed_while_they_are_idle() -> None:

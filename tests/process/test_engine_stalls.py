@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 
 import zephon as zp
 from tests.process.functions import Enrich, wait_for
-from tests.process.helpers import digests, engine, ids, kill, lives, slow, wait_until
+from tests.process.helpers import digests, engine, ids, kill, lives, slow, to_the_error, wait_until
 from tests.process.test_stalls import WARN, Warned, goes_on, warned
 from zephon.errors import WorkerError
 
@@ -137,25 +135,13 @@ def test_a_source_that_stands_still(warned: Warned, tmp_path: Path) -> None:
     assert "in chunk" in warned.texts[0]
 
 
-def to_the_error(iterator: Iterator[zp.Batch], found: list[str], most_s: float) -> WorkerError:
-    """Adds the digests of all batches before the error, which comes in time after the last one."""
-    began = time.monotonic()
-    try:
-        for batch in iterator:
-            found.append(batch.digest())
-            began = time.monotonic()
-    except WorkerError as error:
-        assert time.monotonic() - began < most_s
-        return error
-    raise AssertionError("no error")
-
-
 @pytest.mark.parametrize("hook", ["push", slow("build")])
 def test_the_time_out_ends_it_with_an_error(hook: str, tmp_path: Path) -> None:
     """Nothing is left, and the state of the last batch resumes exactly."""
     found: list[str] = []
     with paired(hook, tmp_path, stall_timeout_s=1.0) as pipeline:
-        error = to_the_error(iter(pipeline), found, 1.0 + 5)
+        error = to_the_error(pipeline, found, digests, 1.0 + 5)
+        assert isinstance(error, WorkerError)
         state = pipeline.state_dict()
     name = "batch" if hook == "build" else "pairs"
     assert re.match(
@@ -172,13 +158,16 @@ def test_the_time_out_ends_it_with_an_error(hook: str, tmp_path: Path) -> None:
 
 
 def test_the_error_waits_for_a_trainer_that_takes_nothing(tmp_path: Path) -> None:
-    """The engine is long gone when it is asked for the next batch."""
-    with paired("push", tmp_path, LATE, stall_timeout_s=0.5) as pipeline:
+    """The engine is long gone when it is asked for more. Few pointers at a time: batches are sent before it stands."""
+    few = {"task_records": 1, "parallelism": 1}
+    with paired("push", tmp_path, LATE, stall_timeout_s=0.5, **few) as pipeline:
         iterator = iter(pipeline)
         found = [next(iterator).digest()]
         victim = engine()
         wait_until(lambda: not lives(victim), 10, "the engine's end")
-        assert "operator 'pairs', in the engine, has been on lane 1" in str(to_the_error(iterator, found, 5))
+        error = to_the_error(iterator, found, digests)
+        assert isinstance(error, WorkerError)
+        assert "operator 'pairs', in the engine, has been on lane 1" in str(error)
     assert len(found) > 1
 
 

@@ -6,7 +6,6 @@ import importlib
 import pickle
 import sys
 import threading
-import time
 import traceback
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 
 import zephon as zp
 from tests.cases.test_a17_own_steps import Exploding
-from tests.process.helpers import digests, line, slow
+from tests.process.helpers import digests, line, slow, to_the_error
 from tests.process.raising import (
     REBUILT,
     WRAPPED,
@@ -59,15 +58,8 @@ def failing(pipeline: zp.Pipeline) -> tuple[list[str], ZephonError, dict[str, An
     """(digests of the batches before the error, the error, the state afterwards). It comes within 5 s."""
     found: list[str] = []
     with pipeline:
-        began = time.monotonic()
-        try:
-            for batch in pipeline:
-                found.append(batch.digest())
-                began = time.monotonic()
-        except ZephonError as error:
-            assert time.monotonic() - began < 5
-            return found, error, pipeline.state_dict()
-    raise AssertionError("no error")
+        error = to_the_error(pipeline, found, digests)
+        return found, error, pipeline.state_dict()
 
 
 def told(pipeline: zp.Pipeline) -> Told:

@@ -90,8 +90,8 @@ class Held(msgspec.Struct, frozen=True):
 class Accumulator(Node):
     """Regroups or reorders the records of each lane; subclass it, and give `open`, `push`, `flush` and `build`.
 
-    With `state` and `load` it can be resumed in the middle of a window. Without them it needs
-    `flush_every_k_chunks` of at least 1: a restart then reads the open window again.
+    `state` and `load` say what it holds, so that it can go on in the middle of a window. The contract kit uses them
+    where a class has them; the engine of this version does not yet, and reads the open window again on a restart.
 
     `preserves`: it emits the refs themselves, whole and unchanged (a shuffle), and needs no `build`.
     `measures`: it wants lengths; `measure` then runs in the workers for every record.

@@ -66,8 +66,8 @@ class Items(Protocol):
     def key(self, index: int) -> tuple[Any, ...]:
         """(pass, dataset name, epoch, row, start, child path) of the index-th record handed in."""
 
-    def where(self, index: int) -> str:
-        """That record in words: lane, dataset, shard, row."""
+    def where(self, index: int, path: tuple[int, ...] = ()) -> str:
+        """That record, or a child of it, in words: lane, dataset, shard, row, child."""
 
 
 At = memoryview | list[int]
@@ -126,8 +126,7 @@ class Rows:
         if on_error == "skip" and isinstance(error, Exception):
             self.drops.append((index, f"{operator}.error", 1))
             return
-        where = self.items.where(index) + (f", child {'.'.join(map(str, path))}" if path else "")
-        self.failures.append((index, path, as_zephon_error(error, operator, where)))
+        self.failures.append((index, path, as_zephon_error(error, operator, self.items.where(index, path))))
 
 
 def let_through(error: BaseException, interrupts: bool) -> None:

@@ -185,7 +185,7 @@ def _restart(plan: Plan, source: WorkSource) -> list[str]:
         ]
     window = _window(plan, source)
     pointers = f", {window:,} pointers" if window is not None else ""
-    names = ", ".join(f"'{a.name or a.method}'" for stage in plan.stages for a in stage.accumulators)
+    names = ", ".join(f"'{a.name or a.method}'" for a in plan.accumulators)
     return [
         f"by window, because {names} regroup{'s' if ',' not in names else ''} records: a window is {plan.flush_every} "
         f"chunks{pointers}",
@@ -208,7 +208,7 @@ def _memory(plan: Plan, topology: Topology, source: WorkSource, options: Options
         ),
     ]
     held, is_bound = 0, True
-    for accumulator in (a for stage in plan.stages for a in stage.accumulators):
+    for accumulator in plan.accumulators:
         text, samples = _held(accumulator, _window(plan, source))
         cells.append(("held", text, f"'{accumulator.name or accumulator.method}'"))
         held, is_bound = held + (samples or 0), is_bound and samples is not None
@@ -231,7 +231,7 @@ def _memory(plan: Plan, topology: Topology, source: WorkSource, options: Options
     if children > 1:
         usual = lane_batches(prefetch, pointers, 1, held, size)
         lines.append(f"with one sample a pointer, {usual:,} batches; max_children of an operator sets e")
-    if any(isinstance(a, Pack) for stage in plan.stages for a in stage.accumulators):
+    if any(isinstance(a, Pack) for a in plan.accumulators):
         lines.append("a document longer than max_length counts as the sequences that it fills")
     return lines
 

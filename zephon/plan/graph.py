@@ -43,6 +43,11 @@ class Plan(msgspec.Struct, frozen=True):
     reasons: dict[str, int]
     """Every reason of a loss, with its position in a lane's counts."""
 
+    @property
+    def accumulators(self) -> list[Accumulator]:
+        """Those of all stages, in order."""
+        return [accumulator for stage in self.stages for accumulator in stage.accumulators]
+
 
 def unique_name(node: Node, taken: Sequence[str]) -> str:
     """The node's name, else its method's; repeats get _2, _3."""

@@ -30,15 +30,11 @@ def describe(plan: Plan, spot: Spot) -> str:
     if spot.step == BATCH:
         name = plan.batch.name or plan.batch.method
     elif spot.step >= ACCUMULATORS:
-        name = _names(plan)[spot.step - ACCUMULATORS]
+        accumulator = plan.accumulators[spot.step - ACCUMULATORS]
+        name = accumulator.name or accumulator.method
     else:
         return "the engine has been between two of its operators"
     return f"operator '{name}', in the engine, has been on lane {spot.record}"
-
-
-def _names(plan: Plan) -> list[str]:
-    """The accumulators of all stages, in order."""
-    return [found.name or found.method for stage in plan.stages for found in stage.accumulators]
 
 
 class WatchedEngine:

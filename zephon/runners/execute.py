@@ -278,8 +278,11 @@ class _Who:
         (dataset, row, epoch, path), start = self.origin(index)
         return self._at(index)[0].pass_index, self._datasets[dataset].name, epoch, row, start, path
 
-    def where(self, index: int) -> str:
-        return f"lane {self._at(index)[0].lane}, {describe_origin(self._datasets, self.origin(index)[0])}"
+    def where(self, index: int, path: tuple[int, ...] = ()) -> str:
+        dataset, row, epoch, before = self.origin(index)[0]
+        return (
+            f"lane {self._at(index)[0].lane}, {describe_origin(self._datasets, (dataset, row, epoch, before + path))}"
+        )
 
 
 def describe_origin(datasets: Sequence[Dataset], origin: Origin) -> str:

@@ -31,7 +31,7 @@ class _Who:
     def key(self, index: int) -> tuple[Any, ...]:
         return 0, "contract", 0, self._numbers[index], 0, ()
 
-    def where(self, index: int) -> str:
+    def where(self, index: int, path: tuple[int, ...] = ()) -> str:
         return f"record {self._numbers[index]}"
 
 

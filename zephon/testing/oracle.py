@@ -227,5 +227,5 @@ class _Who:
         dataset, row, epoch, path = self._item.origins[0]
         return self._lane.pass_index, self._lane.source.datasets[dataset].name, epoch, row, self._item.start, path
 
-    def where(self, index: int) -> str:
+    def where(self, index: int, path: tuple[int, ...] = ()) -> str:
         return self._lane.where(self._item)
