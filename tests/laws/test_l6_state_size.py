@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from itertools import islice
 from typing import Any
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 import zephon as zp
 from tests.laws.harness import Recorder, State, plain
 from zephon.checkpoint.schema import write_counts
+from zephon.flow.held import read_held
+from zephon.plan import limits
 from zephon.testing.recipes import Add, Keep, Words
 from zephon.work.static_mixture import StaticMixture
 
@@ -102,6 +105,24 @@ def test_bytes_do_not_grow_with_progress() -> None:
     assert sizes[1] - sizes[0] <= 2 * 32  # a digit more here and there
 
 
+@pytest.mark.parametrize("algorithm", ["wrap", "first_fit", "best_fit", "best_fit_wrap"])
+def test_bytes_a_held_record(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 24 beside the 300 of the lane, far into a long chunk of a billion rows, where numbers are long."""
+    monkeypatch.setattr(limits, "LEAST_SAVE_POINTERS", 256)
+    pipeline = zp.Pipeline(StaticMixture([Endless("web", BILLION)], seed=1, chunk_size=2**22, shuffle="global"))
+    pipeline = pipeline.tokenize(Words()).shuffle(1000).pack(64, algorithm, num_bins=64).batch(8)
+    pipeline = pipeline.options(runner="inline", canonical_replicas=2, dp_degree=1, flush_every_k_chunks=0)
+    most = 0
+    for _ in islice(pipeline, 80):
+        for lane in plain(pipeline.state_dict())["lanes"].values():
+            held = [read_held(base64.b64decode(raw)) for raw in lane.get("held", ())]
+            records = sum(table.size + len(table.nodes) for table in held)
+            most = max(most, records)
+            assert len(json.dumps(lane)) <= MOST_LANE_BYTES + 24 * records, records
+    pipeline.close()
+    assert most >= 1000
+
+
 def reads_of_restore(lanes: int, window: int, at: int, regroups: bool) -> int:
     """Rows read again by one lane that stopped behind `at` samples of a 1 : 1 pipeline; windows of `window` chunks."""
     recorder = Recorder(Endless("web", lanes * 10_000))
@@ -122,10 +143,18 @@ def reads_of_restore(lanes: int, window: int, at: int, regroups: bool) -> int:
 
 
 @pytest.mark.parametrize("at", [1, 7, 10, 29, 30, 31, 59, 60, 900, 907])
-def test_a_restore_reads_one_window_at_most(at: int) -> None:
+def test_a_restore_reads_one_window_at_most(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LEAST_SAVE_POINTERS", 1024)  # not within a window of 30
     again = reads_of_restore(2, 3, at, regroups=True)
     assert again == (at % 30 or again) <= 30
     assert reads_of_restore(2, 3, at, regroups=False) <= 1
+
+
+@pytest.mark.parametrize("at", [1, 7, 10, 29, 30, 31, 59, 60, 900, 907])
+def test_a_restore_without_windows_reads_what_was_held_and_a_little(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most the 5 records of the shuffle, and the 7 pointers between two states of it."""
+    monkeypatch.setattr(limits, "LEAST_SAVE_POINTERS", 7)
+    assert reads_of_restore(2, 0, at, regroups=True) <= 5 + 7 + 10  # by whole chunks of 10
 
 
 @pytest.mark.parametrize("chunk", [8, 8 * 10**6, 8 * 10**9])

@@ -9,6 +9,8 @@ pipeline ran. Numbers of pointers' records count up from 0, those of the rest do
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -16,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zephon.ops.accumulator import Accumulator, Held
-from zephon.record import Attached, Group, Handle, event_at, event_place
+from zephon.record import EVENT_BITS, MAX_CHUNK_SIZE, Attached, Group, Handle, event_at, event_place
 
 Path = tuple[int, ...]
 Column = int | list[Any]
@@ -73,19 +75,18 @@ def write_held(rows: Rows, row: int, all_held: Sequence[tuple[str, Held]], place
     writer = _Writer(rows)
     states: list[tuple[int, Column, Column, Column, Any]] = []
     for _, held in all_held:
-        numbers = [writer.number(item[0], row) for item in held.items]
-        first, second = [item[1] for item in held.items], [item[2] for item in held.items]
+        handles, first, second = zip(*held.items, strict=True) if held.items else ((), (), ())
+        numbers = writer.numbers(handles, row)
         states.append((len(numbers), write_column(numbers), write_column(first), write_column(second), held.plain))
-    chunk, places = event_place(place)[0], [event_place(event) for _, event, _ in writer.leaves]
-    paths = [path for _, _, path in writer.leaves]
+    events = np.array(writer.events, np.int64)
     return _encode(
         Table(
             [name for name, _ in all_held],
-            len(places),
-            write_column([row for row, _, _ in writer.leaves]),
-            write_column([chunk - at for at, _ in places]),
-            write_column([offset for _, offset in places]),
-            paths if any(paths) else None,
+            len(writer.events),
+            write_column(writer.before),
+            write_column(event_place(place)[0] - (events >> EVENT_BITS)),
+            write_column(events & MAX_CHUNK_SIZE),
+            writer.paths if any(writer.paths) else None,
             writer.nodes,
             states,
         )
@@ -96,9 +97,24 @@ class _Writer:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._op = {id(op): i for i, op in enumerate(rows.ops)}
-        self.leaves: list[tuple[int, int, Path]] = []
+        self.before: list[int] = []
+        self.events: list[int] = []
+        self.paths: list[Path] = []
         self.nodes: list[Node] = []
+        self._leaves: dict[tuple[int, Path], dict[int, int]] = {}
+        """The numbers of pointers' records: by row and child path, then by event."""
         self._known: dict[Any, int] = {}
+
+    def numbers(self, handles: Sequence[Handle], row: int) -> Sequence[int]:
+        """The numbers of records before a row. Most are one record of a pointer each: these are named all at once."""
+        events = _plain_events(handles)
+        if events is not None and not self.events:
+            known = dict(zip(events, count(), strict=False))
+            if len(known) == len(events):
+                self._leaves[row, ()] = known
+                self.before, self.events, self.paths = [row] * len(events), events, [()] * len(events)
+                return range(len(events))
+        return [self.number(handle, row) for handle in handles]
 
     def number(self, handle: Handle, row: int) -> int:
         """The number of a record before a row; what it is made of is written down where it is met first."""
@@ -106,11 +122,12 @@ class _Writer:
             return self._group(handle)
         base, path = _base(handle)
         if isinstance(base, int):
-            leaf = (row, base, path)
-            number = self._known.get(leaf)
-            if number is None:
-                number = self._known[leaf] = len(self.leaves)
-                self.leaves.append(leaf)
+            known = self._leaves.setdefault((row, path), {})
+            number = known.setdefault(base, len(self.events))
+            if number == len(self.events):
+                self.before.append(row)
+                self.events.append(base)
+                self.paths.append(path)
             return number
         key = (row, id(base), path)
         if key not in self._known:
@@ -129,6 +146,15 @@ class _Writer:
     def _add(self, key: Any, node: Node) -> None:
         self.nodes.append(node)
         self._known[key] = -len(self.nodes)
+
+
+def _plain_events(handles: Sequence[Any]) -> list[int] | None:
+    """The events of records that are all of pointers and without a child path; else None."""
+    if not set(map(type, handles)) <= {tuple}:
+        return None
+    if any(block.lineage.path or block.lineage.events is None for block in set(map(itemgetter(0), handles))):
+        return None
+    return [block.lineage.events[block.lineage.index[i]] for block, i in handles]
 
 
 def _base(handle: Any) -> tuple[int | Group, Path]:
@@ -179,17 +205,19 @@ def load_held(
     return found
 
 
-def write_column(values: list[Any]) -> Column:
+def write_column(values: Sequence[Any] | NDArray[np.int64]) -> Column:
     """A column, in as few bytes as a dtype allows."""
-    if not values:
+    if not len(values):
         return 0
-    if any(type(value) is not int for value in values):
-        return ["", values]
-    array = np.array(values, np.int64)
+    if isinstance(values, range):
+        return ["+", values[0]]
+    if not isinstance(values, np.ndarray) and set(map(type, values)) != {int}:
+        return ["", list(values)]
+    array = np.asarray(values, np.int64)
     low, high = int(array.min()), int(array.max())
     if low == high:
         return low
-    if len(values) > 1 and high - low == len(values) - 1 and (np.diff(array) == 1).all():
+    if high - low == len(values) - 1 and (np.diff(array) == 1).all():
         return ["+", low]
     kind = next(k for k in ("u1", "u2", "u4", "i1", "i2", "i4", "i8") if _fits(low, high, k))
     return [kind, array.astype(f"<{kind}").tobytes()]
