@@ -13,6 +13,7 @@ _PLACES = {
     "Emitted": "zephon.ops.accumulator",
     "Held": "zephon.ops.accumulator",
     "MISSING": "zephon.record",
+    "MixtureSchedule": "zephon.work.schedule",
     "Operator": "zephon.ops.base",
     "Pipeline": "zephon.pipeline",
     "Pointers": "zephon.record",
@@ -30,6 +31,7 @@ __all__ = [  # noqa: RUF022
     "Emitted",
     "Held",
     "MISSING",
+    "MixtureSchedule",
     "Operator",
     "Pipeline",
     "Pointers",
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from zephon.pipeline import Pipeline as Pipeline
     from zephon.record import MISSING as MISSING
     from zephon.record import Pointers as Pointers
+    from zephon.work.schedule import MixtureSchedule as MixtureSchedule
     from zephon.work.source import FlatSource as FlatSource
     from zephon.work.source import WorkSource as WorkSource
     from zephon.work.static_mixture import StaticMixture as StaticMixture

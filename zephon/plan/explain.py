@@ -22,6 +22,7 @@ from zephon.work.source import WorkSource
 
 _SHOWN_GROUPS = 16  # lines for groups; beyond it, groups with as many lanes share a line
 _SHOWN_DATASETS = 24
+_SHOWN_CHANGES = 8
 
 
 def explain(plan: Plan, topology: Topology, source: WorkSource, options: Options) -> str:
@@ -65,7 +66,8 @@ def _source(source: WorkSource, topology: Topology) -> list[str]:
     ]
     more = len(source.datasets) - len(cells)
     lines = [f"{type(source).__name__}: seed {source.seed}{', ' if settings else ''}{settings}", *_rows(cells)]
-    return lines + ([f"... and {more} more datasets"] if more else []) + _length(source, topology.num_lanes)
+    lines += [f"... and {more} more datasets"] if more else []
+    return lines + _changes(source) + _length(source, topology.num_lanes)
 
 
 def _is_plain(value: Any, name: str) -> bool:
@@ -77,7 +79,25 @@ def _shares(source: WorkSource) -> list[str]:
     weights = getattr(source, "weights", None)
     if not isinstance(weights, (list, tuple)) or len(weights) != len(source.datasets) or not sum(weights):
         return [""] * len(source.datasets)
-    return [f"{100 * weight / sum(weights):.4g} % of the samples" for weight in weights]
+    steps = getattr(source, "steps", ())
+    last = steps[-1][1] if len(steps) > 1 else None
+    return [
+        _share(weights, c) + (f" -> {_share(last, c)}" if last else "") + " of the samples" for c in range(len(weights))
+    ]
+
+
+def _share(weights: Sequence[int], number: int) -> str:
+    return f"{100 * weights[number] / sum(weights):.4g} %"
+
+
+def _changes(source: WorkSource) -> list[str]:
+    """Where a source's weights change."""
+    positions = [position for position, _ in getattr(source, "steps", ())][1:]
+    if not positions:
+        return []
+    shown = ", ".join(f"{position:,}" for position in positions[:_SHOWN_CHANGES])
+    more = f", ... {positions[-1]:,}" if len(positions) > _SHOWN_CHANGES else ""
+    return [f"weights change at {_many(len(positions), 'position')} of a pass: {shown}{more}"]
 
 
 def _length(source: WorkSource, num_lanes: int) -> list[str]:

@@ -32,6 +32,7 @@ from zephon.testing.recipes import (
     Thin,
     Words,
 )
+from zephon.work.schedule import MixtureSchedule
 
 LONGEST_PASS = 240  # pointers of a drawn pass; an example must stay a matter of milliseconds
 NAMES = ("alpha", "beta", "gamma")
@@ -95,8 +96,9 @@ def mixtures(draw: st.DrawFn, rows: tuple[Rows, ...], endless: bool = False) -> 
     weights = [draw(st.integers(0, 4)) if size else 0 for size in sizes]
     weights[0] = max(weights[0], 1)
     end = "repeat" if endless else draw(st.sampled_from(["epochs", "stop", "redistribute", "repeat"]))
+    changing = end != "redistribute" and draw(st.integers(0, 3)) == 0
     mixture: dict[str, Any] = {
-        "weights": weights if draw(st.booleans()) else None,
+        "weights": draw(_schedules(weights)) if changing else weights if draw(st.booleans()) else None,
         "seed": draw(st.integers(0, 5)),
         "chunk_size": draw(st.one_of(st.integers(1 + endless, 6), st.integers(2, 40))),
         "shuffle": draw(st.sampled_from(["global", "none", "shards", "blocks"])),
@@ -109,6 +111,16 @@ def mixtures(draw: st.DrawFn, rows: tuple[Rows, ...], endless: bool = False) -> 
     if mixture["shuffle"] == "blocks":
         mixture |= {"block_size": draw(st.integers(1, 5)), "block_span": draw(st.integers(1, 4))}
     return mixture
+
+
+@st.composite
+def _schedules(draw: st.DrawFn, last: list[int]) -> MixtureSchedule:
+    """Up to 4 changes between datasets that all keep a weight in the end, so that a pass has one."""
+    changes = draw(st.lists(st.integers(1, 90), max_size=4, unique=True).map(sorted))
+    points = [[draw(st.integers(0, 4)) if weight else 0 for weight in last] for _ in changes]
+    points = [weights if any(weights) else last for weights in points]
+    change = draw(st.sampled_from(["steps", "linear"]))
+    return MixtureSchedule(list(zip([0, *changes], [*points, last], strict=True)), change=change, ramp_steps=5)  # type: ignore[arg-type]
 
 
 def _on_error(failing: Failing) -> st.SearchStrategy[str]:
