@@ -26,6 +26,7 @@ from zephon.flow.progress import LaneState
 from zephon.identity import available_cpus, find_identity
 from zephon.io.dataset import Dataset
 from zephon.limits import limit_error
+from zephon.means import with_known_means
 from zephon.ops.base import Node
 from zephon.options import Options
 from zephon.plan.fingerprint import Fingerprint, fingerprint
@@ -101,6 +102,7 @@ class Session:
         if state is not None and state.seed != source.seed:
             log.warning("the seed %d comes from the state, not %d from the source", state.seed, source.seed)
             source = source.with_seed(state.seed)
+        source = with_known_means(source, definition.nodes, state.fingerprint.get("source") if state else None)
         plan = make_plan(definition.nodes, options, _losses(source), available_cpus())
         resolved = Resolved(source, plan, topology, fingerprint(source, definition.steps, plan))
         if state is not None:

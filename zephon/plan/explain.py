@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
@@ -67,7 +68,7 @@ def _source(source: WorkSource, topology: Topology) -> list[str]:
     more = len(source.datasets) - len(cells)
     lines = [f"{type(source).__name__}: seed {source.seed}{', ' if settings else ''}{settings}", *_rows(cells)]
     lines += [f"... and {more} more datasets"] if more else []
-    return lines + _changes(source) + _length(source, topology.num_lanes)
+    return lines + _means(source) + _changes(source) + _length(source, topology.num_lanes)
 
 
 def _is_plain(value: Any, name: str) -> bool:
@@ -86,13 +87,28 @@ def _shares(source: WorkSource) -> list[str]:
     ]
 
 
+def _steps(source: WorkSource) -> Sequence[tuple[int, Sequence[int]]]:
+    """A source's weights by position, where it has them."""
+    found: Sequence[tuple[int, Sequence[int]]] = getattr(source, "steps", None) or []
+    return found
+
+
 def _share(weights: Sequence[int], number: int) -> str:
     return f"{100 * weights[number] / sum(weights):.4g} %"
 
 
+def _means(source: WorkSource) -> list[str]:
+    """The mean tokens that were measured, where the weights are in tokens."""
+    means = source.fingerprint().get("mean_tokens")
+    if not isinstance(means, list):
+        return []
+    shown = list(zip(source.datasets, means, strict=True))[:_SHOWN_DATASETS]
+    return ["mean tokens of a row, measured: " + ", ".join(f"'{d.name}' {float(Fraction(m)):.4g}" for d, m in shown)]
+
+
 def _changes(source: WorkSource) -> list[str]:
     """Where a source's weights change."""
-    positions = [position for position, _ in getattr(source, "steps", ())][1:]
+    positions = [position for position, _ in _steps(source)][1:]
     if not positions:
         return []
     shown = ", ".join(f"{position:,}" for position in positions[:_SHOWN_CHANGES])

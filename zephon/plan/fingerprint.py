@@ -33,7 +33,7 @@ def fingerprint(source: WorkSource, steps: Mapping[str, dict[str, Any]], plan: P
     return {
         "python": python_version(),
         "source": {
-            **{name: _bounded(value) for name, value in source.fingerprint().items()},
+            **{name: value if name in _WHOLE else _bounded(value) for name, value in source.fingerprint().items()},
             "datasets": _bounded([dataset.name for dataset in source.datasets]),  # their order breaks ties
         },
         "datasets": _datasets(source),
@@ -43,6 +43,7 @@ def fingerprint(source: WorkSource, steps: Mapping[str, dict[str, Any]], plan: P
     }
 
 
+_WHOLE = ("mean_tokens",)  # a restore reads them; the source bounds them
 LONGEST_FIELD = 2_048  # bytes; a larger one enters by its hash
 LONGEST_TABLE = 32_768  # bytes of all datasets; beyond it the table enters by its hash, so that a state stays small
 
