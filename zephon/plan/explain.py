@@ -80,11 +80,10 @@ def _shares(source: WorkSource) -> list[str]:
     weights = getattr(source, "weights", None)
     if not isinstance(weights, (list, tuple)) or len(weights) != len(source.datasets) or not sum(weights):
         return [""] * len(source.datasets)
-    steps = getattr(source, "steps", ())
-    last = steps[-1][1] if len(steps) > 1 else None
-    return [
-        _share(weights, c) + (f" -> {_share(last, c)}" if last else "") + " of the samples" for c in range(len(weights))
-    ]
+    shares = [_share(weights, c) for c in range(len(weights))]
+    if len(steps := _steps(source)) > 1:
+        shares = [f"{share} -> {_share(steps[-1][1], c)}" for c, share in enumerate(shares)]
+    return [f"{share} of the samples" for share in shares]
 
 
 def _steps(source: WorkSource) -> Sequence[tuple[int, Sequence[int]]]:
