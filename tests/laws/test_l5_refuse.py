@@ -103,7 +103,7 @@ CHANGES: dict[str, tuple[Recipe, list[str]]] = {
         recipe_of({"pairs": Step("apply", (Pairs(),))}, order=["keep", "add", "pairs", *list(STEPS)[2:]]),
         ["pairs.type", "pairs.class", "order"],
     ),
-    "weights": (recipe_of(mixture={"weights": [3, 1]}), ["source.weights"]),
+    "weights": (recipe_of(mixture={"weights": zp.MixtureSchedule({0: [2, 1], 64: [1, 1]})}), ["source.weights"]),
     "chunk_size": (recipe_of(mixture={"chunk_size": 5}), ["source.chunk_size"]),
     "the shuffle of the source": (recipe_of(mixture={"shuffle": "none"}), ["source.shuffle"]),
     "epochs": (recipe_of(mixture={"epochs": 2}), ["source.epochs"]),

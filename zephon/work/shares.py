@@ -74,13 +74,7 @@ class Shares:
         points = self.points
         if self.schedule is not None:
             points = lay_out(points, self.schedule.change, self.schedule.ramp_steps)
-        means = self.means or [Fraction(1)] * len(self.names)
-        found: list[Step] = []
-        for position, exact in points:
-            integers = _integers([weight / mean for weight, mean in zip(exact, means, strict=True)])
-            if not found or found[-1][1] != integers:
-                found.append((position, integers))
-        return found
+        return merged(points, self.means or [Fraction(1)] * len(self.names))
 
     def declared(self) -> dict[str, Any]:
         """The weights as fields of a fingerprint: plain data, equal where the stream is."""
@@ -98,6 +92,16 @@ class Shares:
 
     def _named(self, values: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(self.names, values, strict=True))
+
+
+def merged(points: Sequence[tuple[int, Exact]], means: Exact) -> list[Step]:
+    """Exact weights as integers per sample; neighbours that are equal become one."""
+    found: list[Step] = []
+    for position, exact in points:
+        integers = _integers([weight / mean for weight, mean in zip(exact, means, strict=True)])
+        if not found or found[-1][1] != integers:
+            found.append((position, integers))
+    return found
 
 
 def _by_position(points: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
