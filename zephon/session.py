@@ -240,14 +240,17 @@ class Session:
 
     def counts(self) -> dict[str, Any]:
         """What was delivered and dropped, by lane and reason, up to the last delivered sample."""
-        reasons = self.resolved.plan.reasons
-        return {
-            "delivered": {lane: place.delivered for lane, place in self.current.items()},
-            "dropped": {
-                lane: {name: place.counts[i] for name, i in reasons.items() if place.counts[i]}
+        reasons, notes = self.resolved.plan.reasons, self.resolved.plan.notes
+
+        def counted(noted: bool) -> dict[int, dict[str, int]]:
+            kept = {name: i for name, i in reasons.items() if (name in notes) is noted}
+            return {
+                lane: {name: place.counts[i] for name, i in kept.items() if place.counts[i]}
                 for lane, place in self.current.items()
-            },
-        }
+            }
+
+        delivered = {lane: place.delivered for lane, place in self.current.items()}
+        return {"delivered": delivered, "dropped": counted(False)} | ({"noted": counted(True)} if notes else {})
 
 
 def _losses(source: WorkSource) -> list[str]:

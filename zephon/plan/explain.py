@@ -12,6 +12,7 @@ import msgspec
 
 from zephon.ops.accumulator import Accumulator
 from zephon.ops.base import Node
+from zephon.ops.ensure_mixture import EnsureMixture
 from zephon.ops.map_batches import GroupBy
 from zephon.ops.pack import Pack
 from zephon.ops.shuffle import Shuffle
@@ -157,6 +158,8 @@ def _pool(stage: StagePlan, number: int) -> Iterator[str]:
 def _named(node: Node) -> str:
     """A step with its plain settings: 'pack' max_length=2048 algorithm=wrap."""
     plain = {k: v for k, v in node.settings().items() if k != "type" and isinstance(v, (bool, int, float, str))}
+    if isinstance(node, EnsureMixture):
+        plain["weights"] = ":".join(map(str, node.weights.values()))
     name, method = node.name or node.method, "" if (node.name or node.method) == node.method else f" ({node.method})"
     settings = " ".join(f"{k}={_short(v)}" for k, v in plain.items())
     return f"'{name}'{method} {settings}".rstrip()
@@ -259,7 +262,7 @@ def _memory(plan: Plan, topology: Topology, source: WorkSource, options: Options
 
 def _held(accumulator: Accumulator, window: int | None) -> tuple[str, int | None]:
     """What an accumulator can hold, and how many samples a flush makes of it (None: not known)."""
-    if isinstance(accumulator, Shuffle):
+    if isinstance(accumulator, (Shuffle, EnsureMixture)):
         return f"{accumulator.buffer_size:,} records", accumulator.buffer_size
     if isinstance(accumulator, Pack):
         most = accumulator.most_flushed
@@ -334,7 +337,7 @@ def _shuffles_too_large(plan: Plan, source: WorkSource) -> Iterator[str]:
     for stage in plan.stages:
         children *= math.prod(most_children(operator) for operator in stage.operators)
         for shuffle in stage.accumulators:
-            if isinstance(shuffle, Shuffle) and shuffle.buffer_size > window:
+            if isinstance(shuffle, (Shuffle, EnsureMixture)) and shuffle.buffer_size > window:
                 fills = "fills only where records become several before it" if children > 1 else "never fills"
                 name, size = shuffle.name or shuffle.method, shuffle.buffer_size
                 yield f"'{name}': buffer_size={size:,} exceeds a window of {window:,} pointers: the buffer {fills};"

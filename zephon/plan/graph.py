@@ -42,6 +42,8 @@ class Plan(msgspec.Struct, frozen=True):
     """Chunks between two sentinels of a lane; 0: none."""
     reasons: dict[str, int]
     """Every reason of a loss, with its position in a lane's counts."""
+    notes: frozenset[str]
+    """Those that are no loss."""
 
 
 def unique_name(node: Node, taken: Sequence[str]) -> str:
@@ -80,7 +82,7 @@ def make_plan(nodes: Sequence[Node], options: Options, losses: Sequence[str], wo
         )
     if every is None:
         every = DEFAULT_FLUSH_EVERY if regroups else 0
-    return Plan(stages, batch or Batch(1), formatters, regroups, every, _reasons(stages, batch, losses))
+    return Plan(stages, batch or Batch(1), formatters, regroups, every, _reasons(stages, batch, losses), _notes(stages))
 
 
 def _check_order(nodes: Sequence[Node]) -> None:
@@ -149,6 +151,11 @@ def _add_accumulator(stages: list[_Open], accumulator: Accumulator) -> None:
         stages.append(_Open(f"'{accumulator.name}' measures what '{before[-1].name}' builds"))
         stages[-1].workers = stages[-2].workers
     stages[-1].accumulators.append(accumulator)
+
+
+def _notes(stages: Sequence[StagePlan]) -> frozenset[str]:
+    nodes: list[Node] = [node for stage in stages for node in (*stage.operators, *stage.accumulators)]
+    return frozenset(f"{node.name or node.method}.{note}" for node in nodes for note in node.notes)
 
 
 def _reasons(stages: Sequence[StagePlan], batch: Batch | None, losses: Sequence[str]) -> dict[str, int]:

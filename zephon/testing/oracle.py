@@ -176,7 +176,8 @@ class OracleLane:
             self.failure = as_zephon_error(error, name, f"lane {self.lane}")
             return []
         for _, reason, amount in emitted.drops:
-            dropped[f"{name}.{reason}"] += amount
+            if reason not in part.notes:
+                dropped[f"{name}.{reason}"] += amount
         if part.preserves:
             return [ref[0] for ref in emitted.groups]
         return [

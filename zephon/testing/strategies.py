@@ -246,11 +246,28 @@ def recipes(
     if not endless and draw(st.integers(0, 4)) == 0:
         dry = draw(st.lists(st.integers(0, lanes - 1), min_size=1, max_size=2, unique=True))
         chain.insert(0, Step("filter", (DropIds(ids_of_lanes(recipe, dry)),)))
+    if not endless and regroups is not False and draw(st.integers(0, 3)) == 0:
+        _hold_shares(draw, recipe, chain, failing)
     if draw(st.integers(0, 9)):
         chain.append(Step("batch", (draw(st.integers(1, 6)), draw(st.booleans()))))
         if chain[:-1] and _makes_tokens(chain[-2]) and draw(st.booleans()):
             chain.append(draw(_TRAINING))
     return Recipe(rows, mixture, tuple(chain), options)
+
+
+def _hold_shares(draw: st.DrawFn, recipe: Recipe, chain: list[Step], failing: Failing) -> None:
+    """Puts an ensure_mixture somewhere, in tokens right behind tokenize."""
+    shares = recipe.source().shares
+    weights = [draw(st.integers(1, 5)) if drawn else 0 for drawn in shares.drawn]
+    settings: dict[str, Any] = {"weights": weights, "buffer_size": draw(st.integers(1, 12))}
+    at = draw(st.integers(0, len(chain)))
+    tokenized = [i for i, step in enumerate(chain) if step.method == "tokenize"]
+    is_counted, is_strict = draw(st.booleans()), draw(st.booleans())
+    if tokenized and is_counted:
+        at, settings["unit"] = tokenized[0] + 1, "tokens"
+    if failing == "maybe":
+        settings["strict"] = is_strict
+    chain.insert(at, Step("ensure_mixture", (), settings))
 
 
 def ids_of_lanes(recipe: Recipe, lanes: list[int]) -> frozenset[int]:
