@@ -99,7 +99,7 @@ def test_stages() -> None:
         "    'clean' (map) on_error=raise",
     ]
     assert "  then, lane by lane: 'map_batches' size=10" in lines
-    assert "  then, lane by lane: 'shuffle' buffer_size=40" in lines
+    assert "  then, lane by lane: 'shuffle' buffer_size=40 mode=reservoir" in lines
     assert lines[-1] == "'batch': 8 samples of one lane; what is left at a lane's end is a shorter batch"
 
 

@@ -20,7 +20,7 @@ from zephon.ops.flat_map import FlatMap
 from zephon.ops.map import Map
 from zephon.ops.map_batches import MapBatches
 from zephon.ops.pack import Pack
-from zephon.ops.shuffle import Shuffle
+from zephon.ops.shuffle import Mode, Shuffle
 from zephon.ops.tokenize import Tokenize
 from zephon.ops.training import ToTraining
 from zephon.options import Options
@@ -156,9 +156,13 @@ class Pipeline:
         template = load_chat_template(tokenizer) if template is None else template
         return self._add(_construct(TokenizeChat, definition, template, field, **settings))
 
-    def shuffle(self, buffer_size: int, *, name: str | None = None) -> Self:
-        """Shuffles each lane through a buffer of `buffer_size` records, within a window."""
-        return self._add(Shuffle(buffer_size, name))
+    def shuffle(self, buffer_size: int, mode: Mode = "reservoir", *, name: str | None = None) -> Self:
+        """Shuffles each lane through a buffer of `buffer_size` records, within a window.
+
+        mode: "reservoir": each record that enters takes the place of a random one, which leaves. "block": the buffer
+        fills, and leaves in random order; no record then moves by more than the buffer. docs/shuffling.md compares.
+        """
+        return self._add(Shuffle(buffer_size, mode, name))
 
     def ensure_mixture(
         self,

@@ -147,7 +147,7 @@ _SIMPLE: list[st.SearchStrategy[Step]] = [
     st.builds(lambda a, b: Step("flat_map", (Children(min(a, b), max(a, b)),)), st.integers(0, 4), st.integers(0, 4)),
 ]
 _GROUPING: list[st.SearchStrategy[Step]] = [
-    st.builds(lambda n: Step("shuffle", (n,)), st.integers(1, 20)),
+    st.builds(lambda n, mode: Step("shuffle", (n, mode)), st.integers(1, 20), st.sampled_from(["reservoir", "block"])),
     st.builds(
         lambda fn, n: Step("map_batches", (fn, n)), st.sampled_from([Reverse(), Thin(), Merge()]), st.integers(1, 7)
     ),
