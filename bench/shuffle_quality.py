@@ -155,7 +155,7 @@ def save_plot(result: dict[str, Any], path: Path) -> None:
     left.set_ylabel("mean distance of neighbours / (n / 3)", fontsize=8)
     for name, places in result["displacements"].items():
         right.plot(np.array(places[:-1]) / SHOWN, range(100), color=COLOURS[name], label=name)
-    right.set_xlim(-1.1, 6)
+    right.set_xlim(-1.1, 4)
     right.set_xlabel(f"places that a record moves back, in buffers of {SHOWN:,}", fontsize=8)
     right.set_ylabel("% of records", fontsize=8)
     for axis in (left, right):

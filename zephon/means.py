@@ -7,12 +7,15 @@ weights of a source that are declared in tokens then hold for what comes out of 
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from zephon.canonical import canonical_bytes
 from zephon.errors import ConfigError
 from zephon.flow.task import Slice, Task
 from zephon.io.dataset import Dataset
@@ -28,16 +31,28 @@ from zephon.work.source import WorkSource
 MEASURED_ROWS: Final = 1024
 _TASK: Final = 128
 
+log = logging.getLogger("zephon")
+_measured: WeakKeyDictionary[WorkSource, dict[bytes, dict[str, Fraction]]] = WeakKeyDictionary()
 
-def with_known_means(source: WorkSource, nodes: Sequence[Node], was: Mapping[str, Any] | None) -> WorkSource:
-    """The source with the means that it lacks: those of a state's source (`was`), else measured. Same, if none lack."""
+
+def with_known_means(
+    source: WorkSource, nodes: Sequence[Node], steps: Mapping[str, Any], was: Mapping[str, Any] | None
+) -> WorkSource:
+    """The source with the means that it lacks: those of a state's source (`was`), else measured. Same, if none lack.
+
+    steps: the fields of the nodes, for the memory of what was measured. Pipelines that differ in options share it.
+    """
     names = source.unmeasured()
     if not names:
         return source
     known = _kept(was or {})
     lacking = [name for name in names if name not in known]
     if lacking:
-        known |= measure_means(source, nodes, lacking)
+        memory = _measured.setdefault(source, {})
+        key = canonical_bytes([source.seed, lacking, dict(steps)])
+        if key not in memory:
+            memory[key] = measure_means(source, nodes, lacking)
+        known |= memory[key]
     return source.with_means({name: known[name] for name in names})
 
 
@@ -71,6 +86,7 @@ def measure_means(source: WorkSource, nodes: Sequence[Node], names: Sequence[str
                 f"token that '{_name(stage)}' counts: give mean_tokens=, or weight 0"
             )
         means[dataset.name] = Fraction(tokens, size)
+        log.info("dataset '%s': %.1f tokens a row, measured on %d", dataset.name, tokens / size, size)
     return means
 
 

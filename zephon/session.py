@@ -102,7 +102,8 @@ class Session:
         if state is not None and state.seed != source.seed:
             log.warning("the seed %d comes from the state, not %d from the source", state.seed, source.seed)
             source = source.with_seed(state.seed)
-        source = with_known_means(source, definition.nodes, state.fingerprint.get("source") if state else None)
+        was = state.fingerprint.get("source") if state is not None else None
+        source = with_known_means(source, definition.nodes, definition.steps, was)
         plan = make_plan(definition.nodes, options, _losses(source), available_cpus())
         resolved = Resolved(source, plan, topology, fingerprint(source, definition.steps, plan))
         if state is not None:

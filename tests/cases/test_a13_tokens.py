@@ -119,6 +119,31 @@ def test_any_runner_and_schedule(workers: int) -> None:
     assert len(list(line.take(10))) == 10
 
 
+def test_it_is_measured_once_for_all_pipelines_of_a_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    def counted(*args: Any) -> dict[str, Fraction]:
+        calls.append(args)
+        return measure_means(*args)
+
+    monkeypatch.setattr("zephon.means.measure_means", counted)
+    line = line_of(source())
+    assert len(list(line.take(3))) == 3
+    line.options(prefetch_batches=3).explain()
+    assert len(list(line.take(2))) == 2
+    assert len(calls) == 1
+    zp.Pipeline(line._definition.source).filter(even).tokenize(words).pack(9).explain()
+    assert len(calls) == 2  # other operators
+
+
+def test_five_hundred_datasets_keep_their_means_in_the_state() -> None:
+    many = [dataset(f"a dataset with a name, {i}", 3, 9 + i % 5) for i in range(400)]
+    line = line_of(zp.StaticMixture(many, [1] * 400, weights_in="tokens", end="repeat"))
+    list(line.take(2))
+    state = saved(line.take(2))
+    assert len(state["fingerprint"]["source"]["mean_tokens"]) == 400
+
+
 def test_explain_shows_what_was_measured() -> None:
     text = line_of(source()).explain()
     assert "mean tokens of a row, measured: 'long' 8" in text
