@@ -55,6 +55,7 @@ class OracleLane:
             copy.deepcopy(p) if isinstance(p, Accumulator) else p for n in nodes for p in n.expand()
         ]
         self.dropped: Counter[str] = Counter()
+        self.noted: Counter[str] = Counter()
         self.failure: ZephonError | None = None
 
     def __iter__(self) -> Iterator[OracleBatch]:
@@ -176,8 +177,7 @@ class OracleLane:
             self.failure = as_zephon_error(error, name, f"lane {self.lane}")
             return []
         for _, reason, amount in emitted.drops:
-            if reason not in part.notes:
-                dropped[f"{name}.{reason}"] += amount
+            (self.noted if reason in part.notes else dropped)[f"{name}.{reason}"] += amount
         if part.preserves:
             return [ref[0] for ref in emitted.groups]
         return [

@@ -221,11 +221,17 @@ def _makes_tokens(step: Step) -> bool:
 
 @st.composite
 def recipes(
-    draw: st.DrawFn, failing: Failing = "never", endless: bool = False, max_lanes: int = 8, regroups: bool | None = None
+    draw: st.DrawFn,
+    failing: Failing = "never",
+    endless: bool = False,
+    max_lanes: int = 8,
+    regroups: bool | None = None,
+    shares: bool = False,
 ) -> Recipe:
     """A whole pipeline. `failing`: records may raise without being skipped. `endless`: a pass has no end.
 
     An endless pass drops nothing for good, so that every lane goes on. `regroups` False: no accumulator but batch.
+    `shares`: surely with an ensure_mixture.
     """
     rows = draw(datasets(failing))
     mixture = draw(mixtures(rows, endless).filter(lambda found: _short_enough(rows, found)))
@@ -246,7 +252,7 @@ def recipes(
     if not endless and draw(st.integers(0, 4)) == 0:
         dry = draw(st.lists(st.integers(0, lanes - 1), min_size=1, max_size=2, unique=True))
         chain.insert(0, Step("filter", (DropIds(ids_of_lanes(recipe, dry)),)))
-    if not endless and regroups is not False and draw(st.integers(0, 3)) == 0:
+    if shares or (not endless and regroups is not False and draw(st.integers(0, 3)) == 0):
         _hold_shares(draw, recipe, chain, failing)
     if draw(st.integers(0, 9)):
         chain.append(Step("batch", (draw(st.integers(1, 6)), draw(st.booleans()))))
