@@ -8,8 +8,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 import zephon as zp
+from tests.laws.harness import examples
 
 from .helpers import digests, ids, on, rows, saved
 
@@ -188,3 +191,42 @@ def test_a_line_may_be_followed_by_another() -> None:
     line = restored(line_of(grown), state, "source.weights").take(55)
     line.load_state_dict(state, allow=["source.weights"])
     assert ids(line) == whole[100:]
+
+
+@examples(0.2)
+@given(
+    old=st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any),
+    new=st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any),
+    lanes=st.integers(1, 4),
+    chunk=st.integers(1, 11),
+    batches=st.integers(1, 40),
+    window=st.one_of(st.none(), st.integers(1, 3)),
+)
+def test_what_the_error_proposes_is_always_the_same_run(
+    old: list[int], new: list[int], lanes: int, chunk: int, batches: int, window: int | None
+) -> None:
+    """Whatever was read: the proposed schedule has the state's past, goes on from it, and is accepted as it stands."""
+    datasets = [dataset(name) for name in "abc"]
+
+    def line(weights: Any) -> zp.Pipeline:
+        source = zp.StaticMixture(datasets, weights, seed=4, chunk_size=chunk, end="repeat")
+        pipeline = zp.Pipeline(source)
+        pipeline = pipeline.shuffle(5) if window else pipeline
+        return pipeline.batch(3).options(
+            canonical_replicas=lanes, runner="inline", flush_every_k_chunks=window, dp_degree=1
+        )
+
+    before = line(old).take(batches)
+    delivered = ids(before)
+    state = saved(before)
+    same = line(old)._session.resolved.fingerprint == line(new)._session.resolved.fingerprint
+    assume(not same)
+    text = refused(line(new), state, "source.weights")
+    schedule = eval(re.search(r"zp\.MixtureSchedule\(\{.*?\}\}\)", text)[0], {"zp": zp})  # type: ignore[index]
+    whole = ids(line(schedule).take(batches + 30))
+    assert whole[: len(delivered)] == delivered
+    after = line(schedule).take(30)
+    after.load_state_dict(state, allow=["source.weights"])
+    assert ids(after) == whole[len(delivered) :]
+    position = schedule.points[1][0]
+    assert position <= (max(int(lane["chunk"]) for lane in state["lanes"].values()) + (window or 1)) * lanes * chunk

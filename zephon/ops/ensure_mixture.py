@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from zephon.errors import ConfigError, DataError, InternalError
 from zephon.ops.accumulator import Accumulator, Emitted, Held, Key, Ref
 from zephon.ops.base import check_count, token_ids
@@ -66,9 +68,12 @@ class EnsureMixture(Accumulator):
 
     def measure(self, record: Record) -> int:
         """Tokens; a packed sequence counts with its padding."""
+        ids = record.get(self.field)
+        if type(ids) is np.ndarray and ids.ndim == 1 and ids.dtype == np.int64:  # as tokenize and pack give them
+            return len(ids)
         if self.field not in record:
             raise KeyError(f"no field {self.field!r}; the record has {sorted(map(str, record))}; tokenize first")
-        return len(token_ids(record[self.field]))
+        return len(token_ids(ids))
 
     def open(self, lane: int, key: Key) -> None:
         self._lanes[lane] = _Lane(self._weights, self._head_start, [0] * len(self._weights))

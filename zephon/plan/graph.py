@@ -147,8 +147,11 @@ def _add_operator(stages: list[_Open], operator: Operator, number: int) -> None:
 def _add_accumulator(stages: list[_Open], accumulator: Accumulator) -> None:
     """Accumulators share a stage, unless one wants lengths that only a built record has."""
     before = stages[-1].accumulators
-    if accumulator.measures and any(a.measures or not a.preserves for a in before):
-        stages.append(_Open(f"'{accumulator.name}' measures what '{before[-1].name}' builds"))
+    others = [a for a in before if a.measures or not a.preserves]
+    if accumulator.measures and others:
+        last = others[-1]
+        why = f"measures records, as '{last.name}' does" if last.preserves else f"measures what '{last.name}' builds"
+        stages.append(_Open(f"'{accumulator.name}' {why}"))
         stages[-1].workers = stages[-2].workers
     stages[-1].accumulators.append(accumulator)
 
