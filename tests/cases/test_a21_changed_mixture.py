@@ -193,6 +193,19 @@ def test_a_line_may_be_followed_by_another() -> None:
     assert ids(line) == whole[100:]
 
 
+def test_weights_in_tokens_are_proposed_in_tokens() -> None:
+    settings: dict[str, Any] = {"weights_in": "tokens", "mean_tokens": {"a": "12.5", "b": 40}}
+    old = line_of([1, 1], **settings)
+    state = state_after(old, 25)
+    text = refused(line_of([3, 1], **settings), state, "source.weights")
+    assert "zp.MixtureSchedule({0: {'a': 1, 'b': 1}, 104: {'a': 3, 'b': 1}}), in tokens" in text
+    schedule = zp.MixtureSchedule({0: {"a": 1, "b": 1}, 104: {"a": 3, "b": 1}})
+    whole = ids(line_of(schedule, **settings).take(50))
+    line = restored(line_of(schedule, **settings), state, "source.weights").take(25)
+    line.load_state_dict(state, allow=["source.weights"])
+    assert ids(line) == whole[100:]
+
+
 @examples(0.2)
 @given(
     old=st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any),

@@ -12,11 +12,13 @@ from fractions import Fraction
 from itertools import zip_longest
 from typing import Any
 
-from zephon.errors import CheckpointError, ConfigError
-from zephon.work.schedule import MixtureSchedule, lay_out
+from zephon.errors import CheckpointError
+from zephon.work.ends import merge_for, pass_length
+from zephon.work.schedule import lay_out
 from zephon.work.shares import merged
 from zephon.work.source import MAX_POSITION
 from zephon.work.static_mixture import StaticMixture
+from zephon.work.weights import integer_weights
 
 FIELDS = ("weights", "datasets", "change", "ramp_steps", "mean_tokens")
 """Those of a source's fingerprint that say which dataset is drawn where."""
@@ -100,12 +102,11 @@ def _means(names: Sequence[str], means: Any) -> list[Fraction]:
 
 def _length(source: StaticMixture, was: Mapping[str, Any], old: Named) -> int | None:
     """The length of a pass of the state's source."""
-    points = [(at, {name: weights.get(name, 0) for name in source.shares.names}) for at, weights in old]
-    settings = {name: was[name] for name in ("end", "epochs", "max_epochs") if name in was}
-    try:
-        return StaticMixture(source.datasets, MixtureSchedule(points), **settings).length(0)
-    except (ConfigError, TypeError) as error:
-        raise CheckpointError(f"the state's source cannot be made of these datasets: {error}") from error
+    rows = {dataset.name: dataset.num_rows for dataset in source.datasets}
+    drawn = [name for name in source.shares.names if any(name in weights for _, weights in old)]
+    steps = [(at, tuple(weights.get(name, 0) for name in drawn)) for at, weights in old]
+    sizes, end = [rows[name] for name in drawn], str(was.get("end"))
+    return pass_length(merge_for(end, steps, sizes), sizes, end, int(was.get("epochs", 1)), was.get("max_epochs"))
 
 
 def _whole_rows(length: int | None, num_lanes: int, source: StaticMixture) -> int:
@@ -116,11 +117,12 @@ def _whole_rows(length: int | None, num_lanes: int, source: StaticMixture) -> in
 def _refusal(why: str, until: int | None, old: Named | None, source: StaticMixture) -> CheckpointError:
     remedy = "go on with the state's weights, or change them between two passes"
     if until is not None and until < MAX_POSITION:
-        points = {at: _shown(weights, source) for at, weights in old or [(0, {})] if at < until}
+        points = {at: _shown(weights, source) for at, weights in old or [] if at < until}
         points[until] = _shown(_positive(source.shares.names, source.steps[-1][1]), source)
         literal = f"zp.MixtureSchedule({points})" if old and len(old) <= 8 else "zp.MixtureSchedule(...)"
+        unit = source.shares.unit
         remedy = (
-            f"lanes have read up to position {until:,}, so change them from there on: weights={literal}, in samples; "
+            f"lanes have read up to position {until:,}, so change them from there on: weights={literal}, in {unit}; "
             f"every dataset then goes on where it is. Or change them between two passes"
         )
     return CheckpointError(
@@ -130,5 +132,10 @@ def _refusal(why: str, until: int | None, old: Named | None, source: StaticMixtu
 
 
 def _shown(weights: Mapping[str, int], source: StaticMixture) -> dict[str, int]:
-    names = list(dict.fromkeys([*source.shares.names, *weights]))
-    return {name: weights.get(name, 0) for name in names}
+    """Weights as the user would write them, in the source's unit."""
+    exact = {name: Fraction(weight) for name, weight in weights.items() if weight}
+    if source.shares.means is not None:
+        means = dict(zip(source.shares.names, source.shares.means, strict=True))
+        exact = {name: weight * means.get(name, Fraction(1)) for name, weight in exact.items()}
+    integers = dict(zip(exact, integer_weights(list(exact.values())), strict=True))
+    return {name: integers.get(name, 0) for name in dict.fromkeys([*source.shares.names, *weights])}
