@@ -15,6 +15,7 @@ import pytest
 
 from zephon.ops.accumulator import Accumulator, Emitted, Held, Key, Part, Ref
 from zephon.ops.base import Operator, Rows
+from zephon.ops.ensure_mixture import EnsureMixture
 from zephon.ops.filter import Filter
 from zephon.ops.flat_map import FlatMap
 from zephon.ops.map import Map
@@ -78,6 +79,10 @@ def bound(pack: Pack) -> Pack:
         lambda: Shuffle(5),
         lambda: Shuffle(1),
         lambda: Shuffle(1000),
+        lambda: Shuffle(5, "block"),
+        lambda: EnsureMixture({"a": 2, "b": 1}, 4),
+        lambda: EnsureMixture({"a": 1, "b": 9}, 6, "tokens"),
+        lambda: EnsureMixture({"a": 1, "b": 9}, 2, strict=True),
         lambda: Pack(8),
         lambda: Pack(3),
         lambda: Pack(3, oversize="truncate"),

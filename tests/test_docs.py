@@ -17,7 +17,16 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-MUST_RUN = ("README.md", "elastic-determinism.md", "design.md", "packing.md", "stateful_map.md", "training-batches.md")
+MUST_RUN = (
+    "README.md",
+    "elastic-determinism.md",
+    "design.md",
+    "packing.md",
+    "shuffling.md",
+    "mixing.md",
+    "stateful_map.md",
+    "training-batches.md",
+)
 BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 

@@ -99,7 +99,7 @@ def test_stages() -> None:
         "    'clean' (map) on_error=raise",
     ]
     assert "  then, lane by lane: 'map_batches' size=10" in lines
-    assert "  then, lane by lane: 'shuffle' buffer_size=40" in lines
+    assert "  then, lane by lane: 'shuffle' buffer_size=40 mode=reservoir" in lines
     assert lines[-1] == "'batch': 8 samples of one lane; what is left at a lane's end is a shorter batch"
 
 
@@ -331,3 +331,15 @@ def test_lines_are_short() -> None:
     text = pipeline(dp_degree=3).explain()
     assert max(map(len, text.split("\n"))) <= 125
     assert text == text.strip()
+
+
+def test_weights_that_change() -> None:
+    schedule = zp.MixtureSchedule({0: [9, 1], 5_000: [1, 1], 20_000: [1, 3]})
+    line = zp.Pipeline(source(weights=schedule, end="repeat")).options(canonical_replicas=2)
+    lines = section(line.explain(), "source")
+    assert fields(lines[1])[-1] == "90 % -> 25 % of the samples"
+    assert lines[3] == "weights change at 2 positions of a pass: 5,000, 20,000"
+    ramp = zp.MixtureSchedule({0: [9, 1], 64_000: [1, 1]}, change="linear")
+    lines = section(zp.Pipeline(source(weights=ramp, end="repeat")).options(canonical_replicas=2).explain(), "source")
+    assert lines[3].startswith("weights change at 64 positions of a pass: 1,000, 2,000, ")
+    assert lines[3].endswith(", 8,000, ... 64,000")

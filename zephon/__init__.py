@@ -15,6 +15,7 @@ _PLACES = {
     "Held": "zephon.ops.accumulator",
     "MISSING": "zephon.record",
     "Machine": "zephon.ops.stateful_map",
+    "MixtureSchedule": "zephon.work.schedule",
     "Operator": "zephon.ops.base",
     "Pipeline": "zephon.pipeline",
     "Pointers": "zephon.record",
@@ -34,6 +35,7 @@ __all__ = [  # noqa: RUF022
     "Held",
     "MISSING",
     "Machine",
+    "MixtureSchedule",
     "Operator",
     "Pipeline",
     "Pointers",
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from zephon.pipeline import Pipeline as Pipeline
     from zephon.record import MISSING as MISSING
     from zephon.record import Pointers as Pointers
+    from zephon.work.schedule import MixtureSchedule as MixtureSchedule
     from zephon.work.source import FlatSource as FlatSource
     from zephon.work.source import WorkSource as WorkSource
     from zephon.work.static_mixture import StaticMixture as StaticMixture

@@ -14,12 +14,13 @@ from zephon.ops.base import MAX_CHILDREN, Node
 from zephon.ops.batch import Batch as BatchNode
 from zephon.ops.batch import Formatter
 from zephon.ops.chat import TokenizeChat
+from zephon.ops.ensure_mixture import EnsureMixture, declared_weights
 from zephon.ops.filter import Filter
 from zephon.ops.flat_map import FlatMap
 from zephon.ops.map import Map
 from zephon.ops.map_batches import MapBatches
 from zephon.ops.pack import Pack
-from zephon.ops.shuffle import Shuffle
+from zephon.ops.shuffle import Mode, Shuffle
 from zephon.ops.stateful_map import StatefulMap
 from zephon.ops.tokenize import Tokenize
 from zephon.ops.training import ToTraining
@@ -28,6 +29,7 @@ from zephon.plan.fingerprint import node_fields
 from zephon.plan.graph import unique_name
 from zephon.session import BatchIterator, Definition, Session
 from zephon.work.source import WorkSource
+from zephon.work.weights import PerDataset
 
 
 class Pipeline:
@@ -155,9 +157,35 @@ class Pipeline:
         template = load_chat_template(tokenizer) if template is None else template
         return self._add(_construct(TokenizeChat, definition, template, field, **settings))
 
-    def shuffle(self, buffer_size: int, *, name: str | None = None) -> Self:
-        """Shuffles each lane through a buffer of `buffer_size` records, within a window."""
-        return self._add(Shuffle(buffer_size, name))
+    def shuffle(self, buffer_size: int, mode: Mode = "reservoir", *, name: str | None = None) -> Self:
+        """Shuffles each lane through a buffer of `buffer_size` records, within a window.
+
+        mode: "reservoir": each record that enters takes the place of a random one, which leaves. "block": the buffer
+        fills, and leaves in random order; no record then moves by more than the buffer. docs/shuffling.md compares.
+        """
+        return self._add(Shuffle(buffer_size, mode, name))
+
+    def ensure_mixture(
+        self,
+        weights: PerDataset | None = None,
+        *,
+        buffer_size: int = 1024,
+        unit: str = "samples",
+        strict: bool = False,
+        field: str = "input_ids",
+        name: str | None = None,
+    ) -> Self:
+        """Holds the shares of datasets in each lane, where filters and lengths have changed them.
+
+        weights: shares by dataset name or in order; None: those that the source declares, in its unit.
+        buffer_size: records of a lane that may be held back until a dataset that is due comes.
+        unit: "samples", or "tokens": then each record counts with the length of `field`.
+        strict: a dataset that stays away for longer than the buffer can wait is an error that names it; else others go
+        in its place, and `counts()["noted"]` has how many went out of turn. Nothing is ever dropped.
+        Behind `pack` a sequence is of the dataset of its first document.
+        """
+        shares = declared_weights(self._definition.source, weights, unit)
+        return self._add(EnsureMixture(shares, buffer_size, unit, strict, field, name))
 
     def stateful_map(
         self,
@@ -257,7 +285,8 @@ class Pipeline:
     def counts(self) -> dict[str, Any]:
         """Samples delivered and records dropped, up to the last delivered sample, over all passes of the run.
 
-        {"delivered": {lane: samples}, "dropped": {lane: {reason: amount}}}; reasons are `<operator>.<what>`.
+        {"delivered": {lane: samples}, "dropped": {lane: {reason: amount}}, "noted": the same for what is no loss};
+        reasons are `<operator>.<what>`.
         """
         return self._session.counts()
 

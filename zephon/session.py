@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from zephon.batch import Batch
-from zephon.checkpoint.restore import check_definition, fit_lanes
+from zephon.checkpoint.restore import check_definition, check_source, fit_lanes
 from zephon.checkpoint.schema import State, write_state
 from zephon.drive import DRIVERS, Driver
 from zephon.engine import Job, Ready
@@ -26,6 +26,7 @@ from zephon.flow.progress import LaneState
 from zephon.identity import available_cpus, find_identity
 from zephon.io.dataset import Dataset
 from zephon.limits import limit_error
+from zephon.means import with_known_means
 from zephon.ops.base import Node
 from zephon.options import Options
 from zephon.plan.fingerprint import Fingerprint, fingerprint
@@ -101,11 +102,14 @@ class Session:
         if state is not None and state.seed != source.seed:
             log.warning("the seed %d comes from the state, not %d from the source", state.seed, source.seed)
             source = source.with_seed(state.seed)
+        was = state.fingerprint.get("source") if state is not None else None
+        source = with_known_means(source, definition.nodes, definition.steps, was)
         plan = make_plan(definition.nodes, options, _losses(source), available_cpus())
         resolved = Resolved(source, plan, topology, fingerprint(source, definition.steps, plan))
         if state is not None:
             for notice in check_definition(state, resolved.fingerprint, self.allow):
                 log.warning("%s", notice)
+            check_source(state, source, plan.regroups)
         return resolved
 
     def _first_start(self) -> dict[int, LaneState]:
@@ -241,14 +245,17 @@ class Session:
 
     def counts(self) -> dict[str, Any]:
         """What was delivered and dropped, by lane and reason, up to the last delivered sample."""
-        reasons = self.resolved.plan.reasons
-        return {
-            "delivered": {lane: place.delivered for lane, place in self.current.items()},
-            "dropped": {
-                lane: {name: place.counts[i] for name, i in reasons.items() if place.counts[i]}
+        reasons, notes = self.resolved.plan.reasons, self.resolved.plan.notes
+
+        def counted(noted: bool) -> dict[int, dict[str, int]]:
+            kept = {name: i for name, i in reasons.items() if (name in notes) is noted}
+            return {
+                lane: {name: place.counts[i] for name, i in kept.items() if place.counts[i]}
                 for lane, place in self.current.items()
-            },
-        }
+            }
+
+        delivered = {lane: place.delivered for lane, place in self.current.items()}
+        return {"delivered": delivered, "dropped": counted(False)} | ({"noted": counted(True)} if notes else {})
 
 
 def _losses(source: WorkSource) -> list[str]:

@@ -83,12 +83,15 @@ def test_a_resume_keeps_the_shares(weights: Any, cut: int) -> None:
 
 
 @pytest.mark.parametrize("other", [[6, 2], [1, 0], [2, 7]])
-def test_other_weights_are_refused_by_name_and_may_be_allowed(other: Any) -> None:
+def test_other_weights_are_refused_by_name_and_may_be_allowed_from_what_is_not_read_on(other: Any) -> None:
     part = line_of([2, 6], end="repeat").take(5)
     list(part)
     new = line_of(other, end="repeat").take(20)
     with pytest.raises(zp.errors.CheckpointError, match=r"source\.weights"):
         new.load_state_dict(saved(part))
+    with pytest.raises(zp.errors.CheckpointError, match="in the middle of a pass"):
+        new.load_state_dict(saved(part), allow=["source.weights"])
+    new = line_of(zp.MixtureSchedule({0: [2, 6], 32: other}), end="repeat").take(20)
     new.load_state_dict(saved(part), allow=["source.weights"])
     assert len(ids(new)) == 80
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import zephon as zp
 from tests.laws.chain import PASSES, Chain
-from tests.laws.harness import Recorder, examples, run
+from tests.laws.harness import Recorder, examples, plain, run
+from zephon.testing.oracle import OracleLane
 from zephon.testing.recipes import Recipe, make_dataset
 from zephon.testing.strategies import Group, executions, recipes, topologies
 from zephon.work.static_mixture import StaticMixture
@@ -61,6 +62,25 @@ def test_every_pointer_is_delivered_or_counted(recipe: Recipe) -> None:
         while found := len(source.chunk(lane, recipe.num_lanes, 0, index)):
             index, pointers = index + 1, pointers + found
         assert counts["delivered"][lane] + sum(counts["dropped"][lane].values()) == pointers
+
+
+@examples(0.5)
+@given(recipe=recipes(shares=True), data=st.data())
+def test_what_went_out_of_turn_is_noted_like_a_loss(recipe: Recipe, data: st.DataObject) -> None:
+    """Notes are no losses; the oracle has the same, and a restore does not count them again."""
+    whole = recipe.build(**data.draw(executions(recipe)))
+    batches = run(whole).batches
+    counts = whole.counts()
+    for lane in range(recipe.num_lanes):
+        oracle = OracleLane(recipe.build(), lane)
+        list(oracle)
+        assert counts["noted"][lane] == {name: n for name, n in oracle.noted.items() if n}
+    first, second = recipe.build(), recipe.build()
+    run(first, data.draw(st.integers(0, len(batches))))
+    second.load_state_dict(plain(first.state_dict()))
+    first.close()
+    run(second)
+    assert second.counts() == counts
 
 
 class Falls:

@@ -80,6 +80,7 @@ CHANGES: dict[str, tuple[Recipe, list[str]]] = {
         ["words.overflow"],
     ),
     "buffer_size": (recipe_of({"shuffle": Step("shuffle", (8,))}), ["shuffle.buffer_size"]),
+    "mode": (recipe_of({"shuffle": Step("shuffle", (7, "block"))}), ["shuffle.mode"]),
     "max_length of pack": (recipe_of({"pack": Step("pack", (9,))}), ["pack.max_length"]),
     "oversize": (recipe_of({"pack": Step("pack", (8,), {"oversize": "drop"})}), ["pack.oversize"]),
     "pad_id": (recipe_of({"pack": Step("pack", (8,), {"pad_id": 3})}), ["pack.pad_id"]),
@@ -94,7 +95,10 @@ CHANGES: dict[str, tuple[Recipe, list[str]]] = {
         recipe_of({"add": None}),
         ["add.type", "add.code", "add.on_error", "order"],
     ),
-    "a removed accumulator": (recipe_of({"shuffle": None}), ["shuffle.type", "shuffle.buffer_size", "order"]),
+    "a removed accumulator": (
+        recipe_of({"shuffle": None}),
+        ["shuffle.type", "shuffle.buffer_size", "shuffle.mode", "order"],
+    ),
     "an added operator": (
         recipe_of({"more": Step("map", (Add(2),), {"name": "more"})}, order=["keep", "more", *list(STEPS)[1:]]),
         ["more.type", "more.code", "more.on_error", "order"],
@@ -103,7 +107,7 @@ CHANGES: dict[str, tuple[Recipe, list[str]]] = {
         recipe_of({"pairs": Step("apply", (Pairs(),))}, order=["keep", "add", "pairs", *list(STEPS)[2:]]),
         ["pairs.type", "pairs.class", "order"],
     ),
-    "weights": (recipe_of(mixture={"weights": [3, 1]}), ["source.weights"]),
+    "weights": (recipe_of(mixture={"weights": zp.MixtureSchedule({0: [2, 1], 64: [1, 1]})}), ["source.weights"]),
     "chunk_size": (recipe_of(mixture={"chunk_size": 5}), ["source.chunk_size"]),
     "the shuffle of the source": (recipe_of(mixture={"shuffle": "none"}), ["source.shuffle"]),
     "epochs": (recipe_of(mixture={"epochs": 2}), ["source.epochs"]),
@@ -167,7 +171,7 @@ def test_an_accumulator_may_join_a_run_that_had_none() -> None:
     bare = {"shuffle": None, "pack": None}
     before, after = recipe_of({**bare}), recipe_of({"pack": None})
     for batches in range(1, 12):
-        fields = ["shuffle.type", "shuffle.buffer_size", "order"]
+        fields = ["shuffle.type", "shuffle.buffer_size", "shuffle.mode", "order"]
         check_goes_on(after, state_after(before, batches), fields)
 
 

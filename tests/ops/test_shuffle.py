@@ -1,4 +1,4 @@
-"""shuffle: equal to a reservoir in plain Python with the same hash; a permutation of each window; even."""
+"""shuffle: equal to a reservoir, or blocks, in plain Python with the same hash; a permutation of each window; even."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import zephon as zp
 from zephon.ops.accumulator import Emitted, Key, Ref
 from zephon.ops.shuffle import Shuffle
+from zephon.testing.contracts import check_accumulator
 
 from ..cases.helpers import digests, ids, on, pipeline, resumed, saved, stream
 
@@ -24,6 +25,18 @@ def splitmix(key: int, number: int) -> int:
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
     return x ^ (x >> 31)
+
+
+def blocks(key: int, items: list[Any], size: int) -> list[Any]:
+    """One window: block by block, each in random order, the draws counted over all."""
+    out: list[Any] = []
+    for start in range(0, len(items), size):
+        held = items[start : start + size]
+        places = [(splitmix(key, start + n) >> 32) * (n + 1) >> 32 for n in range(len(held))]
+        for last in range(len(held) - 1, -1, -1):
+            held[last], held[places[last]] = held[places[last]], held[last]
+        out += held
+    return out
 
 
 def reservoir(key: int, items: list[Any], size: int) -> list[Any]:
@@ -84,6 +97,27 @@ def test_it_is_the_plain_reservoir(key: Key, size: int, count: int, cuts: list[i
     out, entered = drive(Shuffle(size), key, count, cuts)
     assert out == reservoir(key.hash64(), list(range(count)), size)
     assert entered == list(range(size, count))  # each newcomer behind the buffer releases one at once
+
+
+@given(key=KEYS, size=st.integers(1, 40), count=st.integers(0, 120), cuts=st.lists(st.integers(0, 120), max_size=6))
+def test_it_is_the_plain_blocks(key: Key, size: int, count: int, cuts: list[int]) -> None:
+    out, entered = drive(Shuffle(size, "block"), key, count, cuts)
+    assert out == blocks(key.hash64(), list(range(count)), size)
+    assert entered == [(i // size + 1) * size - 1 for i in range(count // size * size)]  # with the last of its block
+
+
+@pytest.mark.parametrize("mode", ["reservoir", "block"])
+def test_the_contract_of_accumulators(mode: Any) -> None:
+    for size in (1, 5, 100):
+        check_accumulator(lambda size=size: Shuffle(size, mode), [{"id": i} for i in range(40)])  # type: ignore[misc]
+
+
+def test_a_block_moves_nothing_by_more_than_its_size() -> None:
+    out, _ = drive(Shuffle(50, "block"), Key(1, 0, 0, 0, "shuffle"), 1000, [])
+    assert max(abs(i - origin) for i, origin in enumerate(out)) < 50
+    assert sorted(out) == list(range(1000))
+    with pytest.raises(zp.errors.ConfigError, match="mode='full'"):
+        pipeline(3).shuffle(4, "full")  # type: ignore[arg-type]
 
 
 @given(key=KEYS, other=KEYS, size=st.integers(1, 10), count=st.integers(0, 40))
@@ -172,10 +206,13 @@ def test_the_size_is_checked(size: Any) -> None:
         pipeline(3).shuffle(size)
 
 
+@pytest.mark.parametrize("mode", ["reservoir", "block"])
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("lanes", [1, 3])
-def test_any_workers_and_a_resume_at_every_batch(workers: int, lanes: int) -> None:
-    line = pipeline(48, chunk_size=4).shuffle(7).batch(3).options(canonical_replicas=lanes, flush_every_k_chunks=2)
+def test_any_workers_and_a_resume_at_every_batch(workers: int, lanes: int, mode: Any) -> None:
+    line = (
+        pipeline(48, chunk_size=4).shuffle(7, mode).batch(3).options(canonical_replicas=lanes, flush_every_k_chunks=2)
+    )
     reference = digests(on(line, 0))
     for cut in range(len(reference) + 1):
         part = on(line, workers, task_records=5).take(cut)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from itertools import islice
 from typing import Any
 
@@ -32,9 +33,11 @@ def phases(weights: Sequence[int]) -> list[float]:
     return [(0.5 + rank[c] * 0.6180339887498949) % 1.0 * (1.0 - 2e-6) + 1e-6 for c in range(len(weights))]
 
 
-def merge(weights: Sequence[int], limits: Sequence[int] | None = None) -> Iterator[tuple[int, int]]:
+def merge(
+    weights: Sequence[int], limits: Sequence[int] | None = None, u: Sequence[float] | None = None
+) -> Iterator[tuple[int, int]]:
     """(component, k) of the full merge, one by one from its start; exhausted components are left out."""
-    u = phases(weights)
+    u = phases(weights) if u is None else u
 
     def key(c: int, k: int) -> tuple[int, float, int]:
         return k // weights[c], (k % weights[c] + u[c]) / weights[c], c
@@ -46,6 +49,34 @@ def merge(weights: Sequence[int], limits: Sequence[int] | None = None) -> Iterat
         yield c, k
         if limits is None or k + 1 < limits[c]:
             heapq.heappush(heap, (key(c, k + 1), k + 1))
+
+
+def phased(steps: Sequence[tuple[int, Sequence[int]]]) -> Iterator[tuple[int, int]]:
+    """(component, k) of a merge whose weights change at positions, endless.
+
+    Each phase is a plain merge whose phases say when every component is due: what is owed from before comes first.
+    """
+    seen: list[int] = []
+    for _, weights in steps:
+        seen += sorted((c for c, w in enumerate(weights) if w and c not in seen), key=lambda c: (weights[c], c))
+    golden = {c: (0.5 + rank * 0.6180339887498949) % 1.0 * (1.0 - 2e-6) + 1e-6 for rank, c in enumerate(seen)}
+    given, due = dict.fromkeys(seen, 0), dict.fromkeys(seen, 0)
+    for number, (start, weights) in enumerate(steps):
+        drawn = [c for c, w in enumerate(weights) if w]
+        ahead = {c: given[c] * 2**64 + int(golden[c] * 2**64) - due[c] for c in drawn}
+        late = sorted((c for c in drawn if ahead[c] <= 0), key=lambda c: Fraction(ahead[c], weights[c]))
+        least = 1e-6 / (2.0 * max(weights) * (len(drawn) + 1))
+        u = {c: min(max(ahead[c] / 2**64, 1e-6), 1 - 1e-6) for c in drawn}
+        u.update((c, weights[c] * (rank + 1) * least) for rank, c in enumerate(late))
+        endless = merge([weights[c] for c in drawn], u=[u[c] for c in drawn])
+        length = steps[number + 1][0] - start if number + 1 < len(steps) else None
+        before = dict(given)
+        for own, k in islice(endless, length):
+            c = drawn[own]
+            given[c] += 1
+            yield c, before[c] + k
+        for c in drawn:
+            due[c] += ((length or 0) * weights[c] << 64) // sum(weights)
 
 
 def position(weights: Sequence[int], component: int, k: int) -> int:
@@ -67,8 +98,15 @@ def one_pass(
     weights: Sequence[int], rows: Sequence[int], end: str, epochs: int = 1, max_epochs: int | None = None
 ) -> Iterator[tuple[int, int]]:
     """(component, k) of a whole pass, by counting what each component has given."""
-    given = [0] * len(weights)
-    for c, k in merge(weights, rows if end == "redistribute" else None):
+    return ended(merge(weights, rows if end == "redistribute" else None), rows, end, epochs, max_epochs)
+
+
+def ended(
+    pointers: Iterator[tuple[int, int]], rows: Sequence[int], end: str, epochs: int = 1, max_epochs: int | None = None
+) -> Iterator[tuple[int, int]]:
+    """The first of these pointers, up to where a pass ends."""
+    given = [0] * len(rows)
+    for c, k in pointers:
         yield c, k
         given[c] += 1
         whole = [g // n for g, n in zip(given, rows, strict=True)]

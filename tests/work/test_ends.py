@@ -20,7 +20,7 @@ components = st.lists(
 
 
 def length(weights: list[int], rows: list[int], end: str, epochs: int = 1, max_epochs: int | None = None) -> int | None:
-    return pass_length(merge_for(end, weights, rows), rows, end, epochs, max_epochs)
+    return pass_length(merge_for(end, [(0, tuple(weights))], rows), rows, end, epochs, max_epochs)
 
 
 @given(components, st.sampled_from(["epochs", "stop", "redistribute", "repeat"]), st.integers(1, 4))
@@ -32,7 +32,7 @@ def test_a_pass_ends_where_the_loop_ends(parts: list[tuple[int, int]], end: str,
     walked = brute.first(brute.one_pass(weights, rows, end, **settings_), LONGEST)
     assume(len(walked) < LONGEST)
     assert length(weights, rows, end, **settings_) == len(walked)
-    component, k = merge_for(end, weights, rows).chunk(0, len(walked))
+    component, k = merge_for(end, [(0, tuple(weights))], rows).chunk(0, len(walked))
     assert list(zip(component.tolist(), k.tolist(), strict=True)) == walked
 
 
@@ -46,7 +46,7 @@ def test_one_round_meets_every_row(parts: list[tuple[int, int]]) -> None:
     weights, rows = [w for w, _ in parts], [n for _, n in parts]
     walked = brute.first(brute.one_pass(weights, rows, "epochs"), LONGEST)
     assume(len(walked) < LONGEST)
-    merge = merge_for("repeat", weights, rows)
+    merge = merge_for("repeat", [(0, tuple(weights))], rows)
     assert one_round(merge, rows, None) == len(walked)
     assert one_round(merge, rows, 5) == min(5, len(walked))
     assert slowest(merge, rows, 1) == walked[-1][0]

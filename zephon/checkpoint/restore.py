@@ -10,6 +10,9 @@ from zephon.checkpoint.schema import State
 from zephon.errors import CheckpointError
 from zephon.flow.progress import Counts, LaneState
 from zephon.plan.fingerprint import Difference, Fingerprint, differences, is_code
+from zephon.work.continued import check_continues
+from zephon.work.source import MAX_POSITION, WorkSource
+from zephon.work.static_mixture import StaticMixture
 
 
 def check_definition(state: State, fingerprint: Fingerprint, allow: Iterable[str]) -> list[str]:
@@ -39,6 +42,31 @@ def check_definition(state: State, fingerprint: Fingerprint, allow: Iterable[str
             f"load_state_dict(state, allow={names!r})"
         )
     return notices
+
+
+def check_source(state: State, source: WorkSource, regroups: bool) -> None:
+    """Refuses weights or datasets that differ over what was read already, though `allow` names them.
+
+    regroups: whether a place is the begin of a window, and lanes have read up to that window's end. CheckpointError.
+    """
+    was = state.fingerprint.get("source")
+    if isinstance(source, StaticMixture) and isinstance(was, dict) and was.get("type") == type(source).__name__:
+        check_continues(source, was, state.canonical_replicas, _rows_read(state, regroups))
+
+
+def _rows_read(state: State, regroups: bool) -> int | None:
+    """Every lane's chunks that may have been read of the current pass lie below it; None: not known."""
+    now = min((place.pass_index for place in state.lanes.values()), default=0)
+    every = int(state.fingerprint.get("flush_every_k_chunks") or 0)
+    rows = 0
+    for place in state.lanes.values():
+        if place.pass_index > now:  # this one has read all of it
+            return MAX_POSITION
+        if regroups and not every and place.samples:
+            return None
+        begun = bool(place.offset or place.skip)
+        rows = max(rows, place.chunk + begun * (every or 1))
+    return rows
 
 
 def fit_lanes(state: State, reasons: Mapping[str, int], batch_size: int, cycles_per_step: int) -> dict[int, LaneState]:

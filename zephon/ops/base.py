@@ -37,12 +37,13 @@ class Node:
 
     `name` keys the step's random numbers, its settings in a state and `parallelism={name: n}`; None lets the
     pipeline choose one. `reasons` are the ways in which the step may lose something on purpose; each is counted as
-    `<name>.<reason>`.
+    `<name>.<reason>`. `notes` are those of them that are no loss, only worth counting.
     """
 
     method: ClassVar[str] = "apply"
     name: str | None = None
     reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def settings(self) -> dict[str, Any]:
         """The fields that decide what this step does, for the fingerprint: plain values and functions.

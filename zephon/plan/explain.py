@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 
 from zephon.ops.accumulator import Accumulator
 from zephon.ops.base import Node
+from zephon.ops.ensure_mixture import EnsureMixture
 from zephon.ops.map_batches import GroupBy
 from zephon.ops.pack import Pack
 from zephon.ops.shuffle import Shuffle
@@ -31,6 +33,7 @@ from zephon.work.source import WorkSource
 
 _SHOWN_GROUPS = 16  # lines for groups; beyond it, groups with as many lanes share a line
 _SHOWN_DATASETS = 24
+_SHOWN_CHANGES = 8
 
 
 def explain(plan: Plan, topology: Topology, source: WorkSource, options: Options) -> str:
@@ -74,7 +77,8 @@ def _source(source: WorkSource, topology: Topology) -> list[str]:
     ]
     more = len(source.datasets) - len(cells)
     lines = [f"{type(source).__name__}: seed {source.seed}{', ' if settings else ''}{settings}", *_rows(cells)]
-    return lines + ([f"... and {more} more datasets"] if more else []) + _length(source, topology.num_lanes)
+    lines += [f"... and {more} more datasets"] if more else []
+    return lines + _means(source) + _changes(source) + _length(source, topology.num_lanes)
 
 
 def _is_plain(value: Any, name: str) -> bool:
@@ -86,7 +90,39 @@ def _shares(source: WorkSource) -> list[str]:
     weights = getattr(source, "weights", None)
     if not isinstance(weights, (list, tuple)) or len(weights) != len(source.datasets) or not sum(weights):
         return [""] * len(source.datasets)
-    return [f"{100 * weight / sum(weights):.4g} % of the samples" for weight in weights]
+    shares = [_share(weights, c) for c in range(len(weights))]
+    if len(steps := _steps(source)) > 1:
+        shares = [f"{share} -> {_share(steps[-1][1], c)}" for c, share in enumerate(shares)]
+    return [f"{share} of the samples" for share in shares]
+
+
+def _steps(source: WorkSource) -> Sequence[tuple[int, Sequence[int]]]:
+    """A source's weights by position, where it has them."""
+    found: Sequence[tuple[int, Sequence[int]]] = getattr(source, "steps", None) or []
+    return found
+
+
+def _share(weights: Sequence[int], number: int) -> str:
+    return f"{100 * weights[number] / sum(weights):.4g} %"
+
+
+def _means(source: WorkSource) -> list[str]:
+    """The mean tokens that were measured, where the weights are in tokens."""
+    means = source.fingerprint().get("mean_tokens")
+    if not isinstance(means, list):
+        return []
+    shown = list(zip(source.datasets, means, strict=True))[:_SHOWN_DATASETS]
+    return ["mean tokens of a row, measured: " + ", ".join(f"'{d.name}' {float(Fraction(m)):.4g}" for d, m in shown)]
+
+
+def _changes(source: WorkSource) -> list[str]:
+    """Where a source's weights change."""
+    positions = [position for position, _ in _steps(source)][1:]
+    if not positions:
+        return []
+    shown = ", ".join(f"{position:,}" for position in positions[:_SHOWN_CHANGES])
+    more = f", ... {positions[-1]:,}" if len(positions) > _SHOWN_CHANGES else ""
+    return [f"weights change at {_many(len(positions), 'position')} of a pass: {shown}{more}"]
 
 
 def _length(source: WorkSource, num_lanes: int) -> list[str]:
@@ -131,6 +167,8 @@ def _pool(stage: StagePlan, number: int) -> Iterator[str]:
 def _named(node: Node) -> str:
     """A step with its plain settings: 'pack' max_length=2048 algorithm=wrap."""
     plain = {k: v for k, v in node.settings().items() if k != "type" and isinstance(v, (bool, int, float, str))}
+    if isinstance(node, EnsureMixture):
+        plain["weights"] = ":".join(map(str, node.weights.values()))
     name, method = node.name or node.method, "" if (node.name or node.method) == node.method else f" ({node.method})"
     settings = " ".join(f"{k}={_short(v)}" for k, v in plain.items())
     return f"'{name}'{method} {settings}".rstrip()
@@ -238,7 +276,7 @@ def _memory(plan: Plan, topology: Topology, source: WorkSource, options: Options
 
 def _held(accumulator: Accumulator, window: int | None) -> tuple[str, int | None]:
     """What an accumulator can hold, and how many samples a flush makes of it (None: not known)."""
-    if isinstance(accumulator, Shuffle):
+    if isinstance(accumulator, (Shuffle, EnsureMixture)):
         return f"{accumulator.buffer_size:,} records", accumulator.buffer_size
     if isinstance(accumulator, Pack):
         most = accumulator.most_flushed
@@ -315,7 +353,7 @@ def _shuffles_too_large(plan: Plan, source: WorkSource) -> Iterator[str]:
     for stage in plan.stages:
         children *= math.prod(most_children(operator) for operator in stage.operators)
         for shuffle in stage.accumulators:
-            if isinstance(shuffle, Shuffle) and shuffle.buffer_size > window:
+            if isinstance(shuffle, (Shuffle, EnsureMixture)) and shuffle.buffer_size > window:
                 fills = "fills only where records become several before it" if children > 1 else "never fills"
                 name, size = shuffle.name or shuffle.method, shuffle.buffer_size
                 yield f"'{name}': buffer_size={size:,} exceeds a window of {window:,} pointers: the buffer {fills};"

@@ -33,7 +33,7 @@ def fingerprint(source: WorkSource, steps: Mapping[str, dict[str, Any]], plan: P
     return {
         "python": python_version(),
         "source": {
-            **{name: _bounded(value) for name, value in source.fingerprint().items()},
+            **{name: _of_source(name, value) for name, value in source.fingerprint().items()},
             "datasets": _bounded([dataset.name for dataset in source.datasets]),  # their order breaks ties
         },
         "datasets": _datasets(source),
@@ -44,6 +44,7 @@ def fingerprint(source: WorkSource, steps: Mapping[str, dict[str, Any]], plan: P
 
 
 LONGEST_FIELD = 2_048  # bytes; a larger one enters by its hash
+LONGEST_WEIGHTS = 16_384  # a restore reads them where they were changed
 LONGEST_TABLE = 32_768  # bytes of all datasets; beyond it the table enters by its hash, so that a state stays small
 
 
@@ -55,9 +56,15 @@ def _datasets(source: WorkSource) -> dict[str, Any]:
     return {"all": {"number": len(table), "rows": sum(d.num_rows for d in source.datasets), "hash": _hash(table)}}
 
 
-def _bounded(value: Any) -> Any:
+def _of_source(name: str, value: Any) -> Any:
+    if name == "mean_tokens":  # a restore reads them; the source bounds their number
+        return value
+    return _bounded(value, LONGEST_WEIGHTS if name == "weights" else LONGEST_FIELD)
+
+
+def _bounded(value: Any, most: int = LONGEST_FIELD) -> Any:
     plain = _plain(value)
-    return plain if len(canonical_bytes(plain)) <= LONGEST_FIELD else _hash(plain)
+    return plain if len(canonical_bytes(plain)) <= most else _hash(plain)
 
 
 def _hash(value: Any) -> str:

@@ -42,6 +42,8 @@ class Plan(msgspec.Struct, frozen=True):
     """Chunks between two sentinels of a lane; 0: none."""
     reasons: dict[str, int]
     """Every reason of a loss, with its position in a lane's counts."""
+    notes: frozenset[str]
+    """Those that are no loss."""
 
     @property
     def accumulators(self) -> list[Accumulator]:
@@ -85,7 +87,7 @@ def make_plan(nodes: Sequence[Node], options: Options, losses: Sequence[str], wo
         )
     if every is None:
         every = DEFAULT_FLUSH_EVERY if regroups else 0
-    return Plan(stages, batch or Batch(1), formatters, regroups, every, _reasons(stages, batch, losses))
+    return Plan(stages, batch or Batch(1), formatters, regroups, every, _reasons(stages, batch, losses), _notes(stages))
 
 
 def _check_order(nodes: Sequence[Node]) -> None:
@@ -153,10 +155,20 @@ def _add_accumulator(stages: list[_Open], accumulator: Accumulator) -> None:
     One that is keyed comes first in its stage, so that no other one ever holds a key in place of a length.
     """
     before = stages[-1].accumulators
-    if accumulator.measures and any(accumulator.keyed or a.measures or not a.preserves for a in before):
-        stages.append(_Open(f"'{accumulator.name}' measures what '{before[-1].name}' lets go"))
+    others = before if accumulator.keyed else [a for a in before if a.measures or not a.preserves]
+    if accumulator.measures and others:
+        last = others[-1]
+        why = f"measures what '{last.name}' {'lets go' if last.preserves else 'builds'}"
+        if last.preserves and last.measures:
+            why = f"measures records, as '{last.name}' does"
+        stages.append(_Open(f"'{accumulator.name}' {why}"))
         stages[-1].workers = stages[-2].workers
     stages[-1].accumulators.append(accumulator)
+
+
+def _notes(stages: Sequence[StagePlan]) -> frozenset[str]:
+    nodes: list[Node] = [node for stage in stages for node in (*stage.operators, *stage.accumulators)]
+    return frozenset(f"{node.name or node.method}.{note}" for node in nodes for note in node.notes)
 
 
 def _reasons(stages: Sequence[StagePlan], batch: Batch | None, losses: Sequence[str]) -> dict[str, int]:

@@ -197,7 +197,8 @@ def check_covered(accumulator: Accumulator, window: Window, log: Sequence[Let]) 
         if let.kind == "group":
             for part in [let.value] if accumulator.preserves else let.value:
                 _take_piece(accumulator, part, refs, pieces)
-    dropped = sum(let.value[1] for let in log if let.kind == "drop")
+    drops = [let.value for let in log if let.kind == "drop"]
+    dropped = sum(amount for reason, amount in drops if reason not in accumulator.notes)
     lost = [i for i, ref in enumerate(whole) if not _is_whole(accumulator, ref[1], pieces[ref[0]])]
     if len(lost) > dropped:
         raise broken(

@@ -56,6 +56,7 @@ class OracleLane:
             copy.deepcopy(p) if isinstance(p, Accumulator) else p for n in nodes for p in n.expand()
         ]
         self.dropped: Counter[str] = Counter()
+        self.noted: Counter[str] = Counter()
         self.failure: ZephonError | None = None
 
     def __iter__(self) -> Iterator[OracleBatch]:
@@ -177,7 +178,7 @@ class OracleLane:
             self.failure = as_zephon_error(error, name, f"lane {self.lane}")
             return []
         for _, reason, amount in emitted.drops:
-            dropped[f"{name}.{reason}"] += amount
+            (self.noted if reason in part.notes else dropped)[f"{name}.{reason}"] += amount
         if part.preserves:
             return [_attached(ref[0]) for ref in emitted.groups]
         return [

@@ -33,6 +33,7 @@ from zephon.testing.recipes import (
     Thin,
     Words,
 )
+from zephon.work.schedule import MixtureSchedule
 
 LONGEST_PASS = 240  # pointers of a drawn pass; an example must stay a matter of milliseconds
 NAMES = ("alpha", "beta", "gamma")
@@ -96,8 +97,9 @@ def mixtures(draw: st.DrawFn, rows: tuple[Rows, ...], endless: bool = False) -> 
     weights = [draw(st.integers(0, 4)) if size else 0 for size in sizes]
     weights[0] = max(weights[0], 1)
     end = "repeat" if endless else draw(st.sampled_from(["epochs", "stop", "redistribute", "repeat"]))
+    changing = end != "redistribute" and draw(st.integers(0, 3)) == 0
     mixture: dict[str, Any] = {
-        "weights": weights if draw(st.booleans()) else None,
+        "weights": draw(_schedules(weights)) if changing else weights if draw(st.booleans()) else None,
         "seed": draw(st.integers(0, 5)),
         "chunk_size": draw(st.one_of(st.integers(1 + endless, 6), st.integers(2, 40))),
         "shuffle": draw(st.sampled_from(["global", "none", "shards", "blocks"])),
@@ -110,6 +112,16 @@ def mixtures(draw: st.DrawFn, rows: tuple[Rows, ...], endless: bool = False) -> 
     if mixture["shuffle"] == "blocks":
         mixture |= {"block_size": draw(st.integers(1, 5)), "block_span": draw(st.integers(1, 4))}
     return mixture
+
+
+@st.composite
+def _schedules(draw: st.DrawFn, last: list[int]) -> MixtureSchedule:
+    """Up to 4 changes between datasets that all keep a weight in the end, so that a pass has one."""
+    changes = draw(st.lists(st.integers(1, 90), max_size=4, unique=True).map(sorted))
+    points = [[draw(st.integers(0, 4)) if weight else 0 for weight in last] for _ in changes]
+    points = [weights if any(weights) else last for weights in points]
+    change = draw(st.sampled_from(["steps", "linear"]))
+    return MixtureSchedule(list(zip([0, *changes], [*points, last], strict=True)), change=change, ramp_steps=5)  # type: ignore[arg-type]
 
 
 def _on_error(failing: Failing) -> st.SearchStrategy[str]:
@@ -153,7 +165,7 @@ _STATEFUL: st.SearchStrategy[Step] = st.one_of(
     ),
 )
 _GROUPING: list[st.SearchStrategy[Step]] = [
-    st.builds(lambda n: Step("shuffle", (n,)), st.integers(1, 20)),
+    st.builds(lambda n, mode: Step("shuffle", (n, mode)), st.integers(1, 20), st.sampled_from(["reservoir", "block"])),
     st.builds(
         lambda fn, n: Step("map_batches", (fn, n)), st.sampled_from([Reverse(), Thin(), Merge()]), st.integers(1, 7)
     ),
@@ -228,11 +240,17 @@ def _makes_tokens(step: Step) -> bool:
 
 @st.composite
 def recipes(
-    draw: st.DrawFn, failing: Failing = "never", endless: bool = False, max_lanes: int = 8, regroups: bool | None = None
+    draw: st.DrawFn,
+    failing: Failing = "never",
+    endless: bool = False,
+    max_lanes: int = 8,
+    regroups: bool | None = None,
+    shares: bool = False,
 ) -> Recipe:
     """A whole pipeline. `failing`: records may raise without being skipped. `endless`: a pass has no end.
 
     An endless pass drops nothing for good, so that every lane goes on. `regroups` False: no accumulator but batch.
+    `shares`: surely with an ensure_mixture.
     """
     rows = draw(datasets(failing))
     mixture = draw(mixtures(rows, endless).filter(lambda found: _short_enough(rows, found)))
@@ -253,11 +271,28 @@ def recipes(
     if not endless and draw(st.integers(0, 4)) == 0:
         dry = draw(st.lists(st.integers(0, lanes - 1), min_size=1, max_size=2, unique=True))
         chain.insert(0, Step("filter", (DropIds(ids_of_lanes(recipe, dry)),)))
+    if shares or (not endless and regroups is not False and draw(st.integers(0, 3)) == 0):
+        _hold_shares(draw, recipe, chain, failing)
     if draw(st.integers(0, 9)):
         chain.append(Step("batch", (draw(st.integers(1, 6)), draw(st.booleans()))))
         if chain[:-1] and _makes_tokens(chain[-2]) and draw(st.booleans()):
             chain.append(draw(_TRAINING))
     return Recipe(rows, mixture, tuple(chain), options)
+
+
+def _hold_shares(draw: st.DrawFn, recipe: Recipe, chain: list[Step], failing: Failing) -> None:
+    """Puts an ensure_mixture somewhere, in tokens right behind tokenize."""
+    shares = recipe.source().shares
+    weights = [draw(st.integers(1, 5)) if drawn else 0 for drawn in shares.drawn]
+    settings: dict[str, Any] = {"weights": weights, "buffer_size": draw(st.integers(1, 12))}
+    at = draw(st.integers(0, len(chain)))
+    tokenized = [i for i, step in enumerate(chain) if step.method == "tokenize"]
+    is_counted, is_strict = draw(st.booleans()), draw(st.booleans())
+    if tokenized and is_counted:
+        at, settings["unit"] = tokenized[0] + 1, "tokens"
+    if failing == "maybe":
+        settings["strict"] = is_strict
+    chain.insert(at, Step("ensure_mixture", (), settings))
 
 
 def ids_of_lanes(recipe: Recipe, lanes: list[int]) -> frozenset[int]:

@@ -23,7 +23,7 @@ from zephon.errors import ConfigError, InternalError
 from zephon.work.source import MAX_POSITION
 
 _GOLDEN: Final = 0.6180339887498949
-_INSET: Final = 1e-6  # keeps phases inside (0, 1)
+INSET: Final = 1e-6  # keeps phases inside (0, 1)
 
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
@@ -35,8 +35,13 @@ def phases(weights: Sequence[int]) -> list[float]:
     ranked = sorted(range(len(weights)), key=lambda c: (weights[c], c))
     found = [0.0] * len(weights)
     for rank, c in enumerate(ranked):
-        found[c] = (0.5 + rank * _GOLDEN) % 1.0 * (1.0 - 2.0 * _INSET) + _INSET
+        found[c] = golden_phase(rank)
     return found
+
+
+def golden_phase(rank: int) -> float:
+    """The phase of the component with this rank."""
+    return (0.5 + rank * _GOLDEN) % 1.0 * (1.0 - 2.0 * INSET) + INSET
 
 
 class Segment(NamedTuple):
@@ -52,15 +57,17 @@ class Mixture:
     """The merge of components with integer weights; with `limits`, component c ends after limits[c] elements.
 
     When one has ended the others go on with their keys, so their proportions stay. Weights and limits are at
-    least 1, and the weights' sum is at most 2^48.
+    least 1, and the weights' sum is at most 2^48. `phase`: of each component, in (0, 1); else golden steps.
     """
 
-    def __init__(self, weights: Sequence[int], limits: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, weights: Sequence[int], limits: Sequence[int] | None = None, phase: Sequence[float] | None = None
+    ) -> None:
         self.weights = tuple(weights)
         self.period = sum(self.weights)
         self._weight = np.array(self.weights, np.int64)
         self._width = self._weight.astype(np.float64)
-        self._phase = np.array(phases(self.weights))
+        self._phase = np.array(phases(self.weights) if phase is None else phase)
         self._limit = np.array(limits if limits is not None else [MAX_POSITION] * len(self.weights), np.int64)
         self._cap = self._limit // self._weight + 1  # from this period on, a component has ended
         # Each count is within one of its share, plus roundings of at most an eighth where the period nears 2^48.
@@ -77,6 +84,16 @@ class Mixture:
         """The position of a component's k-th element (from 0) in the merge without limits."""
         period, _, _ = key = self.key(component, k)
         return period * self.period + int(self._before(key).sum())
+
+    def reaches(self, component: int, k: int) -> bool:
+        """Whether the merge without limits ever comes to a component's k-th element."""
+        return True
+
+    def counts(self, position: int) -> list[int]:
+        """Elements of each component before a position of the merge without limits."""
+        component, k = self.chunk(position, 1)
+        key = self.key(int(component[0]), int(k[0]))
+        return [key[0] * weight + below for weight, below in zip(self.weights, self._before(key).tolist(), strict=True)]
 
     def chunk(self, start: int, count: int) -> tuple[NDArray[np.intp], I64]:
         """(component, k) of positions start .. start + count - 1: two arrays of shape (count,), count at least 1.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import abc
 import copy
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any, Final, Protocol, Self
 
 import numpy as np
@@ -72,6 +73,14 @@ class WorkSource(abc.ABC):
         """A finite number of pointers after which every dataset that is drawn at all has come round once."""
         length = self.length(pass_index)
         return length if length is not None else sum(dataset.num_rows for dataset in self.datasets)
+
+    def unmeasured(self) -> tuple[str, ...]:
+        """Datasets whose mean tokens must be known, by `with_means`, before pointers can be asked for."""
+        return ()
+
+    def with_means(self, means: Mapping[str, Fraction]) -> Self:
+        """The same source with the mean tokens of a row, by dataset name, of all that are `unmeasured`."""
+        raise ConfigError(f"{type(self).__name__} takes no mean tokens")
 
     def with_seed(self, seed: int) -> Self:
         """The same source under another seed (a restore takes the seed from the state).

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate, repeat, takewhile
-from typing import Any, Final, Literal
+from typing import Any, Final, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zephon.errors import ConfigError
 from zephon.record import Pointers
-from zephon.work.ends import ENDS, End, merge_for, one_round, pass_length, slowest
-from zephon.work.shuffle import SHUFFLE_MODES, ShuffleMode, Stretch, make_shuffle
+from zephon.work.ends import ENDS, End, Merge, merge_for, never_complete, one_round, pass_length, slowest
+from zephon.work.phased import Step
+from zephon.work.schedule import MixtureSchedule
+from zephon.work.shares import Shares, Unit
+from zephon.work.shuffle import SHUFFLE_MODES, Shuffle, ShuffleMode, Stretch, make_shuffle
 from zephon.work.source import MAX_POSITION, DatasetLike, FlatSource, check_int, lane_slice, no_pointers
-from zephon.work.weights import PerDataset, by_dataset, exact_number, integer_weights
+from zephon.work.weights import PerDataset
 
+MOST_MEASURED: Final = 512  # datasets whose mean tokens a state must carry
 LONG_PASS: Final = 100  # a pass of more than this many times the rows it must cover is worth a warning
 
 
 class StaticMixture(FlatSource):
-    """Datasets mixed in fixed proportions, shuffled, dealt to the lanes in chunks.
+    """Datasets mixed in given proportions, shuffled, dealt to the lanes in chunks.
 
     datasets: one or several, with distinct names.
     weights: shares of the stream, a dict by dataset name or a list in order; numbers, decimal strings or Fractions,
         taken as written, so [6, 3, 1] and [0.6, 0.3, 0.1] are one stream. 0: never drawn and never waited for.
-        None: in proportion to the datasets' rows, so that one epoch reads everything once.
+        None: in proportion to the datasets' rows, so that one epoch reads everything once. A `MixtureSchedule`: they
+        change at given positions; not with end="redistribute".
     seed: 0 .. 2^64 - 1, keys the shuffle.
     chunk_size: pointers in a chunk, the unit of dealing to lanes.
     shuffle: "global" (all rows of a dataset), "blocks" (blocks of `block_size` rows, and rows within spans of
@@ -39,7 +45,10 @@ class StaticMixture(FlatSource):
         "repeat": never, or, with `max_epochs`, right after the draw that completes the `max_epochs`-th epoch of the
         fastest dataset, so that no row is read more often than that in a pass.
     weights_in: "samples", or "tokens": then dataset d's share of samples is weights[d] / mean_tokens[d].
-    mean_tokens: mean tokens of a sample, a dict by dataset name or a list in order.
+    mean_tokens: mean tokens that a row of each dataset gives, a dict by dataset name or a list in order. None with
+        weights_in="tokens": the pipeline measures them once, with its own operators up to the first that counts tokens,
+        on 1,024 rows of each dataset that the seed names, so every rank finds the same. They are in the state, and a
+        restore takes them from there.
 
     Raises ConfigError for any argument out of range, and for an empty dataset with a weight. Warns (UserWarning)
     where a pass under "epochs" is more than 100 times longer than `epochs` times the rows it draws from.
@@ -48,7 +57,7 @@ class StaticMixture(FlatSource):
     def __init__(
         self,
         datasets: Sequence[DatasetLike] | DatasetLike,
-        weights: PerDataset | None = None,
+        weights: PerDataset | MixtureSchedule | None = None,
         *,
         seed: int = 0,
         chunk_size: int = 256,
@@ -56,7 +65,7 @@ class StaticMixture(FlatSource):
         end: End = "epochs",
         epochs: int = 1,
         max_epochs: int | None = None,
-        weights_in: Literal["samples", "tokens"] = "samples",
+        weights_in: Unit = "samples",
         mean_tokens: PerDataset | None = None,
         block_size: int = 1024,
         block_span: int = 16,
@@ -66,26 +75,89 @@ class StaticMixture(FlatSource):
         self.block_size = check_int("block_size", block_size, 1, MAX_POSITION)
         self.block_span = check_int("block_span", block_span, 1, MAX_POSITION)
         self._set_end(end, epochs, max_epochs)
-        self.weights = self._integer_weights(weights, weights_in, mean_tokens)
-        self._drawn = [c for c, weight in enumerate(self.weights) if weight]
-        self._index = np.array(self._drawn, np.int32)
-        drawn = [self.datasets[c] for c in self._drawn]
-        self._rows = [dataset.num_rows for dataset in drawn]
-        self._row_counts = np.array(self._rows, np.int64)
-        self._merge = merge_for(self.end, [self.weights[c] for c in self._drawn], self._rows)
-        self._shuffle = make_shuffle(self.shuffle, drawn, self.block_size, self.block_span)
-        self._length = pass_length(self._merge, self._rows, self.end, self.epochs, self.max_epochs)
-        self._warn_of_long_pass()
+        _check_choice("weights_in", weights_in, get_args(Unit))
+        self.shares = Shares(self.datasets, weights, weights_in, mean_tokens)
+        self._measured: tuple[Fraction, ...] | None = None
+        self._layout: _Layout | None = None
+        if weights_in == "tokens" and mean_tokens is None:
+            self._check_measurable()
+        else:
+            self._layout = self._lay_out()
+            self._warn_of_long_pass(self._layout)
+
+    def _lay_out(self) -> _Layout:
+        """Makes the merge of integer weights, once the proportions of samples are known."""
+        steps = self.shares.steps()
+        drawn = [c for c in range(len(self.datasets)) if any(weights[c] for _, weights in steps)]
+        rows = [self.datasets[c].num_rows for c in drawn]
+        merge = merge_for(self.end, [(at, tuple(weights[c] for c in drawn)) for at, weights in steps], rows)
+        never = never_complete(merge, rows, self.epochs) if self.end == "epochs" else []
+        if never:
+            dataset, (at, _) = self.datasets[drawn[never[0]]], steps[-1]
+            raise ConfigError(
+                f"end='epochs' waits for every dataset, and {dataset.name!r} has weight 0 from position {at:,} on, "
+                f"before its {dataset.num_rows:,} rows were read {_times(self.epochs)}: give it a weight in the last "
+                f"point, or choose end='stop' or 'repeat'"
+            )
+        return _Layout(
+            steps=tuple(steps),
+            drawn=drawn,
+            dataset=np.array(drawn, np.int32),
+            rows=rows,
+            row_counts=np.array(rows, np.int64),
+            merge=merge,
+            shuffle=make_shuffle(self.shuffle, [self.datasets[c] for c in drawn], self.block_size, self.block_span),
+            length=pass_length(merge, rows, self.end, self.epochs, self.max_epochs),
+        )
+
+    @property
+    def _laid(self) -> _Layout:
+        if self._layout is None:
+            raise ConfigError(
+                "weights_in='tokens' without mean_tokens: a Pipeline measures them with its own operators when it is "
+                "first used; to use the source by itself, give mean_tokens="
+            )
+        return self._layout
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The proportions of samples: (position in a pass, one integer weight a dataset from there on)."""
+        return self._laid.steps
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """The integer weights of samples at the begin of a pass, one a dataset."""
+        return self.steps[0][1]
+
+    def unmeasured(self) -> tuple[str, ...]:
+        if self._layout is not None:
+            return ()
+        return tuple(name for name, drawn in zip(self.shares.names, self.shares.drawn, strict=True) if drawn)
+
+    def with_means(self, means: Mapping[str, Fraction]) -> Self:
+        other = copy.copy(self)
+        other.shares = copy.copy(self.shares)
+        other.shares.means = other.shares.check_means(means)
+        other._measured = tuple(other.shares.means)
+        other._layout = other._lay_out()
+        return other
+
+    def _check_measurable(self) -> None:
+        if len(self.datasets) > MOST_MEASURED:
+            raise ConfigError(
+                f"weights_in='tokens' without mean_tokens measures at most {MOST_MEASURED} datasets, and there are "
+                f"{len(self.datasets):,}: give mean_tokens="
+            )
 
     def pointers(self, pass_index: int, start: int, count: int) -> Pointers:
         """The pointers at positions start .. start + count - 1 of a pass; fewer where the pass ends before."""
-        if self._length is not None:
-            count = min(count, self._length - start)
+        if self._laid.length is not None:
+            count = min(count, self._laid.length - start)
         return self._spans(pass_index, [(start, count)]) if count > 0 else no_pointers()
 
     def chunks(self, lane: int, num_lanes: int, pass_index: int, index: int, most: int) -> list[Pointers]:
         """The chunks from `index` on, to the first empty one: several at once cost little more than one."""
-        where = (lane_slice(lane, num_lanes, i, self.chunk_size, self._length) for i in range(index, index + most))
+        where = (lane_slice(lane, num_lanes, i, self.chunk_size, self._laid.length) for i in range(index, index + most))
         spans = list(takewhile(lambda span: span[1], where))
         if not spans:
             return [no_pointers()]
@@ -97,24 +169,23 @@ class StaticMixture(FlatSource):
 
     def _spans(self, pass_index: int, spans: Sequence[tuple[int, int]]) -> Pointers:
         """The pointers of spans (start, count >= 1) of the pass, one after the other."""
-        drawn = [self._merge.chunk(start, count) for start, count in spans]
+        drawn = [self._laid.merge.chunk(start, count) for start, count in spans]
         component, k = drawn[0] if len(drawn) == 1 else (np.concatenate(column) for column in zip(*drawn, strict=True))
-        epoch = k // self._row_counts[component]
+        epoch = k // self._laid.row_counts[component]
         rows = self._rows_of(pass_index, component, k, [count for _, count in spans])
-        return Pointers(self._index[component], rows, epoch)
+        return Pointers(self._laid.dataset[component], rows, epoch)
 
     def length(self, pass_index: int) -> int | None:
-        return self._length
+        return self._laid.length
 
     def epoch_length(self, pass_index: int) -> int:
-        return one_round(self._merge, self._rows, self._length)
+        return one_round(self._laid.merge, self._laid.rows, self._laid.length)
 
     def fingerprint(self) -> dict[str, Any]:
-        names = [dataset.name for dataset in self.datasets]
         fields: dict[str, Any] = {
             "type": type(self).__name__,
             "chunk_size": self.chunk_size,
-            "weights": dict(zip(names, self.weights, strict=True)),
+            **self.shares.declared(),
             "shuffle": self.shuffle,
             "end": self.end,
         }
@@ -124,6 +195,8 @@ class StaticMixture(FlatSource):
             fields["epochs"] = self.epochs
         if self.end == "repeat":
             fields["max_epochs"] = self.max_epochs
+        if self._measured is not None:
+            fields["mean_tokens"] = [str(mean) for mean in self._measured]
         return fields
 
     def _rows_of(
@@ -133,10 +206,10 @@ class StaticMixture(FlatSource):
 
         Within a span the draws of a component are consecutive, so they are looked up component by component.
         """
-        num_spans, num_components = len(sizes), len(self._rows)
+        num_spans, num_components = len(sizes), len(self._laid.rows)
         if num_components == 1:
             firsts = k[np.cumsum(sizes) - sizes].tolist()
-            return self._shuffle.rows(self.seed, pass_index, list(map(Stretch, repeat(0), firsts, sizes)))
+            return self._laid.shuffle.rows(self.seed, pass_index, list(map(Stretch, repeat(0), firsts, sizes)))
         # Sorting 16-bit integers is a radix sort, several times faster than the general one.
         narrow = component.astype(np.int16) if num_components < 1 << 15 else component
         order = np.argsort(narrow, kind="stable")  # by component, then by span
@@ -147,7 +220,7 @@ class StaticMixture(FlatSource):
         found = (present // num_spans).tolist()
         rows = np.empty(len(k), np.int64)
         stretches = list(map(Stretch, found, firsts.tolist(), counts[present].tolist()))
-        rows[order] = self._shuffle.rows(self.seed, pass_index, stretches)
+        rows[order] = self._laid.shuffle.rows(self.seed, pass_index, stretches)
         return rows
 
     def _set_end(self, end: str, epochs: int, max_epochs: int | None) -> None:
@@ -159,72 +232,35 @@ class StaticMixture(FlatSource):
         if max_epochs is not None and self.end != "repeat":
             raise ConfigError(f"max_epochs={max_epochs} means nothing with end={end!r}: it goes with end='repeat'")
 
-    def _integer_weights(
-        self, weights: PerDataset | None, weights_in: str, mean_tokens: PerDataset | None
-    ) -> tuple[int, ...]:
-        """One integer >= 0 a dataset, the positive ones coprime."""
-        _check_choice("weights_in", weights_in, ("samples", "tokens"))
-        exact = self._exact_weights(weights)
-        if weights_in == "tokens":
-            if weights is None or mean_tokens is None:
-                lacking = "weights" if weights is None else "mean_tokens"
-                raise ConfigError(
-                    f"weights_in='tokens' needs {lacking}: give {lacking}= as a dict by dataset name or a list in order"
-                )
-            exact = self._per_sample(exact, mean_tokens)
-        elif mean_tokens is not None:
-            raise ConfigError(
-                "mean_tokens means nothing with weights_in='samples': drop it, or say weights_in='tokens'"
-            )
-        integers = iter(integer_weights([weight for weight in exact if weight]))
-        return tuple(next(integers) if weight else 0 for weight in exact)
-
-    def _exact_weights(self, weights: PerDataset | None) -> list[Fraction]:
-        if weights is None:
-            if not any(dataset.num_rows for dataset in self.datasets):
-                raise ConfigError(f"no dataset has a row ({self._names()}): there is nothing to read")
-            return [Fraction(dataset.num_rows) for dataset in self.datasets]
-        values = by_dataset(weights, [dataset.name for dataset in self.datasets], "weights")
-        exact = []
-        for dataset, value in zip(self.datasets, values, strict=True):
-            weight = exact_number(value, f"the weight of dataset {dataset.name!r}")
-            if weight and not dataset.num_rows:
-                raise ConfigError(
-                    f"dataset {dataset.name!r} has weight {value} but no rows: give it weight 0, or leave it out"
-                )
-            exact.append(weight)
-        if not any(exact):
-            raise ConfigError(f"all weights are 0 ({self._names()}): at least one must be positive")
-        return exact
-
-    def _per_sample(self, exact: Sequence[Fraction], mean_tokens: PerDataset) -> list[Fraction]:
-        names = [dataset.name for dataset in self.datasets]
-        if isinstance(mean_tokens, Mapping):  # a dataset that is never drawn needs no mean
-            unused = {name: 1 for name, weight in zip(names, exact, strict=True) if not weight}
-            mean_tokens = {**unused, **mean_tokens}
-        shares = []
-        for name, weight, value in zip(names, exact, by_dataset(mean_tokens, names, "mean_tokens"), strict=True):
-            mean = exact_number(value, f"mean_tokens of dataset {name!r}")
-            if weight and not mean:
-                raise ConfigError(f"mean_tokens of dataset {name!r} is 0: it must be positive")
-            shares.append(weight / mean if weight else weight)
-        return shares
-
-    def _warn_of_long_pass(self) -> None:
-        total = sum(self._rows) * self.epochs
-        if self.end != "epochs" or self._length is None or self._length <= LONG_PASS * total:
+    def _warn_of_long_pass(self, laid: _Layout) -> None:
+        total = sum(laid.rows) * self.epochs
+        if self.end != "epochs" or laid.length is None or laid.length <= LONG_PASS * total:
             return
-        c = self._drawn[slowest(self._merge, self._rows, self.epochs)]
-        name = self.datasets[c].name
+        c = laid.drawn[slowest(laid.merge, laid.rows, self.epochs)]
+        weights = laid.steps[-1][1]
         warnings.warn(
-            f"a pass is {self._length:,} samples, for {total:,} rows to cover: dataset {name!r} has a share of "
-            f"{self.weights[c] / sum(self.weights):.2g} and the pass waits for its {self.datasets[c].num_rows:,} rows. "
+            f"a pass is {laid.length:,} samples, for {total:,} rows to cover: dataset {self.datasets[c].name!r} has a "
+            f"share of {weights[c] / sum(weights):.2g} and the pass waits for its {self.datasets[c].num_rows:,} rows. "
             f"Raise its weight, or use end='stop', 'redistribute' or 'repeat'",
             stacklevel=3,
         )
 
-    def _names(self) -> str:
-        return ", ".join(repr(dataset.name) for dataset in self.datasets)
+
+class _Layout(NamedTuple):
+    """What a source computes with, once the proportions of samples are known."""
+
+    steps: tuple[Step, ...]
+    drawn: list[int]  # the datasets that are drawn at all: the merge's components
+    dataset: NDArray[np.int32]  # the same
+    rows: list[int]  # of each of them
+    row_counts: NDArray[np.int64]  # the same
+    merge: Merge
+    shuffle: Shuffle
+    length: int | None  # of a pass
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _as_sequence(datasets: Sequence[DatasetLike] | DatasetLike) -> Sequence[DatasetLike]:
