@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zephon.bench import corpus, proc
+from zephon.bench import corpus, proc, resume
 from zephon.bench.rounds import measure
 from zephon.bench.spec import Spec
 from zephon.cli import main
@@ -146,6 +146,21 @@ def test_a_restore_is_measured(folder: str) -> None:
     assert sample.rate > 0
     assert 1000 < sample.details["state_bytes"] < 10_000
     assert sample.details["owned_lanes"] == 2
+
+
+def test_a_restore_of_what_is_held_is_measured(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "HELD_BUFFER", 512)
+    sample = resume.measure(Spec(workload="w6:100k:held", runner="inline", folder=folder))
+    assert sample.rate > 0
+    held, read = sample.details["records_held"], sample.details["records_read"]
+    assert 4 * 500 < held < read < 2 * held
+    assert sample.details["lane_bytes"] < 300 + 24 * held / 4
+    assert (
+        resume.measure(Spec(workload="w6:100k:held", system="bare", runner="inline", folder=folder)).details[
+            "records_read"
+        ]
+        < 4 * 1024
+    )
 
 
 def test_memory_is_watched_from_outside(folder: str) -> None:

@@ -58,7 +58,7 @@ WORKLOADS: dict[str, Workload] = {
     "w6": Workload(
         "restore to the first batch",
         "s",
-        tuple(f"{n}:{where}" for n in ("1k", "10k", "100k") for where in ("same", "other")),
+        tuple(f"{n}:{where}" for n in ("1k", "10k", "100k") for where in ("same", "other", "held")),
         (BARE,),
         own_lanes=4,
         has_peers=False,
