@@ -347,6 +347,25 @@ def test_ctrl_c_loses_nothing(gates: list[Gate], workers: int) -> None:
     assert found + ids(resumed(line, state)) == list(range(40))
 
 
+@pytest.mark.usefixtures("started")
+def test_a_second_ctrl_c_while_it_closes_leaves_nothing(gates: list[Gate], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever wait it ends, every thread of every pool has been told to end."""
+    line = pipeline(40).map(gates[0], name="first", version="1").shuffle(3).map(gates[1], name="second", version="1")
+    line = on(line.batch(2), 2, task_records=2)
+    for gate in gates:
+        gate.opened.set()
+    iterator = iter(line)
+    next(iterator)
+
+    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            line.close()
+
+
 SCRIPT = """
 import threading
 from tests.cases.helpers import on, pipeline

@@ -120,9 +120,11 @@ class ThreadDriver:
         self._wake.set()
         with self._ready:
             self._ready.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(STOP_TIMEOUT_S)
-        self.engine.close()
+        try:
+            if threading.current_thread() is not self._thread:
+                self._thread.join(STOP_TIMEOUT_S)
+        finally:  # also where a second Ctrl-C ends the wait
+            self.engine.close()
 
 
 def _process_driver(job: Job) -> Driver:

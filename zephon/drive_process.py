@@ -218,12 +218,14 @@ class ProcessDriver:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        self._launcher.close()
-        for buffer in self.tail.buffers.values():  # what was not delivered holds slots
-            buffer.clear()
-        for slot in self._slots.values():
-            slot.close()
-        self._slots.clear()  # a mapping of which the user holds a batch goes with that batch
+        try:
+            self._launcher.close()
+        finally:  # also where a second Ctrl-C ends the wait
+            for buffer in self.tail.buffers.values():  # what was not delivered holds slots
+                buffer.clear()
+            for slot in self._slots.values():
+                slot.close()
+            self._slots.clear()  # a mapping of which the user holds a batch goes with that batch
 
 
 def _no_descriptor_left(received: list[int]) -> Exception:

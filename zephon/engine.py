@@ -9,6 +9,7 @@ numbers, and all that follows is a function of that order.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -297,7 +298,12 @@ class Engine:
         return snapshot
 
     def close(self) -> None:
-        """Ends the pools."""
+        """Ends the pools: all of them, also where a Ctrl-C ends the wait for one."""
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        for pool in self.pools:
-            pool.close(max(0.0, deadline - time.monotonic()))
+        with contextlib.ExitStack() as stack:
+            for pool in self.pools:
+                stack.callback(self._close_pool, pool, deadline)
+
+    @staticmethod
+    def _close_pool(pool: RunnerPool, deadline: float) -> None:
+        pool.close(max(0.0, deadline - time.monotonic()))

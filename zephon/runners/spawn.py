@@ -101,9 +101,13 @@ class Launcher:
         self._control.close()
         with contextlib.suppress(OSError):
             self.engine.close()
-        if not self._ended(STOP_TIMEOUT_S):
-            self._process.kill()
-        self._process.wait()
+        ended = False
+        try:
+            ended = self._ended(STOP_TIMEOUT_S)
+        finally:  # also where a second Ctrl-C ends the wait
+            if not ended:
+                self._process.kill()
+            self._process.wait()
 
     def _ended(self, timeout_s: float) -> bool:
         """Whether the launcher ends within a time. A pidfd wakes at once; `Popen.wait(timeout)` looks now and then."""
