@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import array
 import errno
 import logging
 import os
@@ -43,6 +43,7 @@ SPARE_SLOTS = 3  # one that the trainer works on, one on the way, one that is be
 METRICS_TIMEOUT_S = 0.3
 LOOK_S = 1  # between two looks at a launcher of which nothing is heard
 MOST_MESSAGE_BYTES = 1 << 20
+_ANCILLARY_BYTES = socket.CMSG_LEN(MOST_DESCRIPTORS * array.array("i").itemsize)
 _decode = msgspec.msgpack.Decoder().decode
 _read_state = msgspec.msgpack.Decoder(LaneState).decode
 _read_states = msgspec.msgpack.Decoder(list[LaneState]).decode
@@ -129,14 +130,18 @@ class ProcessDriver:
         left = 2  # it died with our words unread: that is said once, and its own words come next
         while left:
             try:
-                message, fds, flags, _ = socket.recv_fds(self._socket, MOST_MESSAGE_BYTES, MOST_DESCRIPTORS)
-            except ConnectionResetError:
-                left -= 1
-            except BlockingIOError:  # nothing came for a while
-                left = 0 if self._launcher.is_half_dead() else left
-            except OSError:  # closed by another thread
-                break
+                message, ancillary, flags, _ = self._socket.recvmsg(MOST_MESSAGE_BYTES, _ANCILLARY_BYTES)
+            except OSError as error:
+                if _is_of_a_handler(error):
+                    raise
+                if isinstance(error, ConnectionResetError):
+                    left -= 1
+                elif isinstance(error, BlockingIOError):  # nothing came for a while
+                    left = 0 if self._launcher.is_half_dead() else left
+                else:  # closed by another thread
+                    break
             else:
+                fds = _descriptors(ancillary)
                 if flags & socket.MSG_CTRUNC:
                     raise _no_descriptor_left(fds)
                 return message, fds
@@ -195,8 +200,11 @@ class ProcessDriver:
             freed.append(self._freed.popleft().number)
             del self._leases[freed[-1]]
         if freed:
-            with contextlib.suppress(OSError):  # the engine is gone; its last words say why
+            try:
                 self._socket.send(b"f" + _encode(freed))
+            except OSError as error:  # else the engine is gone; its last words say why
+                if _is_of_a_handler(error):
+                    raise
 
     def read_metrics(self) -> dict[str, dict[str, float]]:
         """Asked of the engine, while it runs."""
@@ -226,6 +234,23 @@ class ProcessDriver:
             for slot in self._slots.values():
                 slot.close()
             self._slots.clear()  # a mapping of which the user holds a batch goes with that batch
+
+
+def _is_of_a_handler(error: OSError) -> bool:
+    """Whether a signal handler of the user's raised it, and not the system call that the caller made itself.
+
+    A TimeoutError of an alarm is an OSError too, and may come at any moment.
+    """
+    return error.__traceback__ is not None and error.__traceback__.tb_next is not None
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """Those that came with a message."""
+    found = array.array("i")
+    for level, kind, raw in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(raw[: len(raw) - len(raw) % found.itemsize])
+    return found.tolist()
 
 
 def _no_descriptor_left(received: list[int]) -> Exception:

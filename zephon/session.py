@@ -33,6 +33,7 @@ from zephon.plan.fingerprint import Fingerprint, fingerprint
 from zephon.plan.graph import Plan, make_plan
 from zephon.plan.lanes import Topology, resolve_topology
 from zephon.plan.limits import save_every, task_records
+from zephon.runners.base import Turns
 from zephon.work.source import WorkSource
 
 log = logging.getLogger("zephon")
@@ -292,6 +293,7 @@ class BatchIterator(Iterator[Batch]):
         self._closer: weakref.finalize[..., Any] | None = None
         self._over = False
         self._ended: str | None = None
+        self._moving = Turns()
 
     def _running(self) -> Driver:
         """The driver, started when first asked for."""
@@ -301,23 +303,24 @@ class BatchIterator(Iterator[Batch]):
         return self._driver
 
     def __next__(self) -> Batch:
-        if self._ended is not None:
-            raise Closed(f"this iterator is over: {self._ended}")
-        if self._over or not self.lacks(_NO_TARGET):
-            self._finish()
-            raise StopIteration
-        try:
-            driver = self._running()
-            lane, item = driver.tail.pop()
-            item = driver.took(item)
-            if isinstance(item, Failed):
-                self._stop()
-                raise item.error
-            assert isinstance(item, Ready)
-            return self._deliver(lane, item)
-        except BaseException as error:
-            self._stopped_by(error)
-            raise
+        with self._moving:
+            if self._ended is not None:
+                raise Closed(f"this iterator is over: {self._ended}")
+            if self._over or not self.lacks(_NO_TARGET):
+                self._finish()
+                raise StopIteration
+            try:
+                driver = self._running()
+                lane, item = driver.tail.pop()
+                item = driver.took(item)
+                if isinstance(item, Failed):
+                    self._stop()
+                    raise item.error
+                assert isinstance(item, Ready)
+                return self._deliver(lane, item)
+            except BaseException as error:
+                self._stopped_by(error)
+                raise
 
     def _stopped_by(self, error: BaseException) -> None:
         """What stops a move in its middle (a Ctrl-C, a dead worker) ends the iterator: the next could lose data."""
@@ -339,21 +342,22 @@ class BatchIterator(Iterator[Batch]):
 
     def lacks(self, turns: int) -> bool:
         """Whether an unfinished lane has had fewer than `turns` turns. Passes over lanes that have ended."""
-        if self._over or self._left == 0:
+        with self._moving:
+            if self._over or self._left == 0:
+                return False
+            try:
+                driver = self._running()
+                tail = driver.tail
+                while tail.turn is not None and tail.turn[0] < turns:
+                    driver.wait()
+                    item = tail.peek()
+                    if not isinstance(item, End):
+                        return True
+                    self._session.current[tail.finish()] = item.state
+            except BaseException as error:
+                self._stopped_by(error)
+                raise
             return False
-        try:
-            driver = self._running()
-            tail = driver.tail
-            while tail.turn is not None and tail.turn[0] < turns:
-                driver.wait()
-                item = tail.peek()
-                if not isinstance(item, End):
-                    return True
-                self._session.current[tail.finish()] = item.state
-        except BaseException as error:
-            self._stopped_by(error)
-            raise
-        return False
 
     def steps(self) -> Iterator[list[Batch]]:
         """The batches step by step; see `Pipeline.steps`."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,30 @@ def test_a_thread_that_keeps_and_lets_go_while_another_one_takes() -> None:
     thread.join(20)
     assert not thread.is_alive()
     assert number == 599
+
+
+@pytest.mark.parametrize("runner", ["inline", "threads", "process"])
+def test_threads_that_take_from_one_iterator_get_every_batch_once(runner: str) -> None:
+    found: list[list[Any]] = [[], [], []]
+    errors: list[BaseException] = []
+    with line(1200, dict, batch=2).options(runner=runner) as pipeline:
+        wanted = [batch.digest() for batch in pipeline]
+        iterator = iter(pipeline)
+
+        def take(number: int) -> None:
+            try:
+                found[number].extend(iterator)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=take, args=[number]) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert errors == []
+    taken = sorted(chain(*found), key=lambda batch: int(batch["id"][0]))
+    assert [batch.digest() for batch in taken] == wanted
 
 
 def test_metrics_from_another_thread_take_no_batch_away() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,31 @@ def test_closing_from_another_thread_while_next_waits(tmp_path: Path) -> None:
     assert time.monotonic() - began < 2
     assert [type(error) for error in errors] == [zp.errors.Closed]
     with pytest.raises(zp.errors.Closed):
+        next(iterator)
+
+
+@pytest.mark.parametrize("kind", [TimeoutError, BlockingIOError, ConnectionResetError, InterruptedError, RuntimeError])
+def test_an_exception_of_the_trainers_own_signal_handler_is_its_own(kind: type[Exception], tmp_path: Path) -> None:
+    """An alarm that guards `next`: it is raised as it is, once, and no batch is lost."""
+
+    def ring(*_: object) -> None:
+        raise kind("the trainer's alarm")
+
+    pipeline = line(400, Stand(tmp_path, 10))
+    before = signal.signal(signal.SIGALRM, ring)
+    found: list[int] = []
+    try:
+        iterator = iter(pipeline)
+        found += ids([next(iterator)])
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(kind, match="the trainer's alarm"):
+            found.extend(chain.from_iterable(map(ids, zip(iterator))))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        pipeline.close()
+    assert found == list(range(len(found)))
+    with pytest.raises(zp.errors.Closed, match="to go on, load the state"):
         next(iterator)
 
 

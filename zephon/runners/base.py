@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -73,3 +74,18 @@ def check_process(pid: int) -> None:
     """Raises Closed where the process of this number is another one, which forked this one."""
     if _Process.pid != pid:
         raise Closed("this iterator belongs to the process that forked this one; make a pipeline of your own here")
+
+
+class Turns:
+    """Threads that take from one iterator take turns. In a fork, whoever held it is not there to let it go."""
+
+    def __init__(self) -> None:
+        self._lock, self._pid = threading.RLock(), os.getpid()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            check_process(self._pid)
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
