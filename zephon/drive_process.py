@@ -137,7 +137,7 @@ class ProcessDriver:
                 if isinstance(error, ConnectionResetError):
                     left -= 1
                 elif isinstance(error, BlockingIOError):  # nothing came for a while
-                    left = 0 if self._launcher.is_half_dead() else left
+                    left -= self._launcher.is_gone()  # a child of user code may hold the other end open
                 else:  # closed by another thread
                     break
             else:
@@ -208,18 +208,21 @@ class ProcessDriver:
 
     def read_metrics(self) -> dict[str, dict[str, float]]:
         """Asked of the engine, while it runs."""
-        if self._closed or os.getpid() != self._pid or not self._receiving.acquire(blocking=False):
+        if self._closed or self._error or os.getpid() != self._pid or self._receiving.locked():
             return self._metrics
         before, poll = self._metrics, select.poll()
-        try:
-            poll.register(self._socket, select.POLLIN)
-            self._socket.send(b"m")
-            while self._metrics is before and poll.poll(METRICS_TIMEOUT_S * 1000):
-                self._receive()
-        except Exception as error:  # what ends the engine is for whoever waits for a batch
-            self._error = error
-        finally:
-            self._receiving.release()
+        with self._receiving:  # a signal cannot come between this lock and its release
+            try:
+                poll.register(self._socket, select.POLLIN)
+                self._socket.send(b"m")
+                while self._metrics is before and poll.poll(METRICS_TIMEOUT_S * 1000):
+                    self._receive()
+            except Exception as error:  # what ends the engine is for whoever waits for a batch
+                self._error = error
+            except BaseException as error:
+                name = type(error).__name__
+                self._error = Closed(f"{name} stopped metrics(), and a batch may be lost; to go on, load the state")
+                raise
         return self._metrics
 
     def close(self) -> None:

@@ -53,6 +53,7 @@ def serve(
     stacks.listen(station.stack_file)
     where = Whereabouts(station.cells)
     collect_rarely()
+    launcher.settimeout(None)  # socket.setdefaulttimeout is the user's
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_Server(job, wirings, where, trainer, launcher).run())

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 import zephon as zp
-from tests.process.functions import Full, Stand, burn
+from tests.process.functions import Forks, Full, Stand, burn
 from tests.process.helpers import (
     children,
     ids,
@@ -30,6 +31,7 @@ from tests.process.helpers import (
     open_descriptors,
     run_script,
     slow,
+    to_the_error,
     wait_until,
     workers,
 )
@@ -164,6 +166,55 @@ def test_an_exception_of_the_trainers_own_signal_handler_is_its_own(kind: type[E
     assert found == list(range(len(found)))
     with pytest.raises(zp.errors.Closed, match="to go on, load the state"):
         next(iterator)
+
+
+def test_an_interrupt_in_metrics_ends_the_iterator_rather_than_lose_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = line(4000, dict, prefetch_batches=8)
+    iterator = iter(pipeline)
+    found = ids(islice(iterator, 2))
+    driver: Any = iterator._driver  # type: ignore[attr-defined]
+    take = driver._next_message
+
+    def struck() -> None:
+        take()
+        raise KeyboardInterrupt  # as it may come between the receipt of a message and its place in the tail
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "_next_message", struck)
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.metrics()
+    error = to_the_error(iterator, found)
+    assert isinstance(error, zp.errors.Closed)
+    assert "to go on, load the state" in str(error)
+    pipeline.load_state_dict(pipeline.state_dict())
+    assert found + ids(pipeline) == list(range(4000))
+
+
+def test_a_default_timeout_of_sockets_is_not_ours(tmp_path: Path) -> None:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(0.01)
+    go_on = threading.Timer(0.5, (tmp_path / "go on").touch)
+    try:
+        pipeline = line(40, Stand(tmp_path, 20))
+        go_on.start()
+        assert ids(pipeline) == list(range(40))
+    finally:
+        socket.setdefaulttimeout(before)
+        go_on.join()
+
+
+def test_a_killed_launcher_is_noticed_whoever_holds_its_sockets(tmp_path: Path) -> None:
+    pipeline = line(100_000, Forks(tmp_path))
+    iterator = iter(pipeline)
+    found = ids([next(iterator)])
+    wait_until((tmp_path / "forked").exists)
+    kill(launcher())
+    try:
+        assert isinstance(to_the_error(iterator, found), zp.errors.WorkerError)
+    finally:
+        (tmp_path / "go on").touch()
+        pipeline.close()
+    assert found == list(range(len(found)))
 
 
 def all_dead(pids: list[int]) -> bool:

@@ -134,6 +134,7 @@ class _Tree:
         self._guard = Guard(self._watched, warn_s, timeout_s, self._signal_engine, self._say)
         self._kept: Segment | None = None
         self._engine_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._engine_end.settimeout(None)  # socket.setdefaulttimeout is the user's
         self._children: dict[int, tuple[int, int, int]] = {}  # pidfd -> (pid, stage, index)
         self._poll = select.poll()
         self._next_guard_s = self._next_look_s = 0.0

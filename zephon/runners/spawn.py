@@ -45,6 +45,8 @@ class Launcher:
             self.engine, engine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
             raise _not_started(error) from error
+        self._control.settimeout(None)  # socket.setdefaulttimeout is the user's
+        self.engine.settimeout(None)
         path = [*(entry for entry in sys.path if isinstance(entry, str)), _ROOT]
         code = _CODE.format(path=path, control=control.fileno(), engine=engine.fileno(), pid=os.getpid(), module=module)
         try:
@@ -84,10 +86,10 @@ class Launcher:
         """How the launcher ended; None while it runs."""
         return self._process.poll()
 
-    def is_half_dead(self) -> bool:
-        """Whether its main thread alone ended: then its children died with that, and the kernel tells nobody."""
+    def is_gone(self) -> bool:
+        """Whether it ended, or its main thread alone: then its children died with that, and the kernel tells nobody."""
         if self._process.poll() is not None:
-            return False
+            return True
         try:
             with open(f"/proc/{self._process.pid}/stat", encoding="ascii", errors="replace") as file:
                 return file.read().rpartition(")")[2].split()[0] == "Z"
