@@ -110,7 +110,7 @@ class Session:
         if state is not None:
             for notice in check_definition(state, resolved.fingerprint, self.allow):
                 log.warning("%s", notice)
-            check_source(state, source, plan.regroups)
+            check_source(state, source, plan)
         return resolved
 
     def _first_start(self) -> dict[int, LaneState]:

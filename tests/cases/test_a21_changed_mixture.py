@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import zephon as zp
 from tests.laws.harness import examples
+from zephon.plan import limits
 
 from .helpers import digests, ids, on, rows, saved
 
@@ -150,16 +151,20 @@ def test_where_a_pass_that_would_end_elsewhere_is_near_its_end() -> None:
     assert "the pass would end elsewhere" in text
 
 
-def test_windows_count_as_read_to_their_end() -> None:
+@pytest.mark.parametrize(("window", "read"), [(3, 96), (0, 112)])
+def test_windows_count_as_read_to_their_end(window: int, read: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without windows: to where the next state is due, 16 pointers, two chunks, behind the last."""
+    monkeypatch.setattr(limits, "LEAST_SAVE_POINTERS", 16)
+
     def shuffled(weights: Any, **options: Any) -> zp.Pipeline:
         source = zp.StaticMixture([dataset("a"), dataset("b")], weights, seed=4, chunk_size=CHUNK, end="repeat")
         line = zp.Pipeline(source).shuffle(10).batch(4)
-        return line.options(canonical_replicas=2, runner="inline", flush_every_k_chunks=3, **options)
+        return line.options(canonical_replicas=2, runner="inline", flush_every_k_chunks=window, **options)
 
     state = state_after(shuffled([1, 1]), 20)  # 40 samples a lane: in the second window of 24
     text = refused(shuffled([2, 1]), state, "source.weights")
-    assert "up to position 96," in text
-    schedule = zp.MixtureSchedule({0: [1, 1], 96: [2, 1]})
+    assert f"up to position {read}," in text
+    schedule = zp.MixtureSchedule({0: [1, 1], read: [2, 1]})
     whole = ids(shuffled(schedule).take(60))
     line = restored(shuffled(schedule), state, "source.weights").take(40)
     line.load_state_dict(state, allow=["source.weights"])

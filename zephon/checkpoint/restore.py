@@ -10,6 +10,8 @@ from zephon.checkpoint.schema import State
 from zephon.errors import CheckpointError
 from zephon.flow.progress import Counts, LaneState
 from zephon.plan.fingerprint import Difference, Fingerprint, differences, is_code
+from zephon.plan.graph import Plan
+from zephon.plan.limits import save_every
 from zephon.work.continued import check_continues
 from zephon.work.source import MAX_POSITION, WorkSource
 from zephon.work.static_mixture import StaticMixture
@@ -44,29 +46,26 @@ def check_definition(state: State, fingerprint: Fingerprint, allow: Iterable[str
     return notices
 
 
-def check_source(state: State, source: WorkSource, regroups: bool) -> None:
-    """Refuses weights or datasets that differ over what was read already, though `allow` names them.
-
-    regroups: whether a place is the begin of a window, and lanes have read up to that window's end. CheckpointError.
-    """
+def check_source(state: State, source: WorkSource, plan: Plan) -> None:
+    """Raises CheckpointError where weights or datasets differ over what was read, though `allow` names them."""
     was = state.fingerprint.get("source")
     if isinstance(source, StaticMixture) and isinstance(was, dict) and was.get("type") == type(source).__name__:
-        check_continues(source, was, state.canonical_replicas, _rows_read(state, regroups))
+        together = int(state.fingerprint.get("flush_every_k_chunks") or 0)
+        if not together and plan.regroups:  # then a place is a state of the accumulators, or the begin of the pass
+            together = -(-save_every(plan, source.chunk_size) // source.chunk_size)
+        check_continues(source, was, state.canonical_replicas, _rows_read(state, together or 1))
 
 
-def _rows_read(state: State, regroups: bool) -> int | None:
-    """Every lane's chunks that may have been read of the current pass lie below it; None: not known."""
+def _rows_read(state: State, together: int) -> int:
+    """Every lane's chunks that count as read of the current pass lie below it.
+
+    together: chunks, of which all count as read once a lane has begun with one; a place is at the begin of them.
+    """
     now = min((place.pass_index for place in state.lanes.values()), default=0)
-    every = int(state.fingerprint.get("flush_every_k_chunks") or 0)
-    rows = 0
-    for place in state.lanes.values():
-        if place.pass_index > now:  # this one has read all of it
-            return MAX_POSITION
-        if regroups and not every and place.samples:
-            return None
-        begun = bool(place.offset or place.skip)
-        rows = max(rows, place.chunk + begun * (every or 1))
-    return rows
+    if any(place.pass_index > now for place in state.lanes.values()):  # such a lane has read all of it
+        return MAX_POSITION
+    begun = (place.chunk + together * bool(place.offset or place.skip) for place in state.lanes.values())
+    return max(begun, default=0)
 
 
 def fit_lanes(state: State, reasons: Mapping[str, int], batch_size: int, cycles_per_step: int) -> dict[int, LaneState]:

@@ -27,11 +27,10 @@ Named = list[tuple[int, dict[str, int]]]
 """Positive weights by dataset name, in the datasets' order, from positions on."""
 
 
-def check_continues(source: StaticMixture, was: Mapping[str, Any], num_lanes: int, rows: int | None) -> None:
+def check_continues(source: StaticMixture, was: Mapping[str, Any], num_lanes: int, rows: int) -> None:
     """Raises CheckpointError unless `source` reads what the state's source did, as far as lanes have read.
 
-    was: the fingerprint of the state's source. rows: every lane's chunks below this index may have been read; None:
-    the state does not say.
+    was: the fingerprint of the state's source. rows: every lane's chunks below this index may have been read.
     """
     if rows == 0 or all(was.get(field) == _now(source).get(field) for field in FIELDS):
         return
@@ -40,9 +39,7 @@ def check_continues(source: StaticMixture, was: Mapping[str, Any], num_lanes: in
         raise _refusal("the state holds only a hash of its weights, so they cannot be compared", None, None, source)
     gone = [name for _, weights in old for name in weights if name not in source.shares.names]
     lengths = (None if gone else _length(source, was, old), source.length(0))
-    until = None if rows is None else min(rows * num_lanes * source.chunk_size, lengths[0] or MAX_POSITION)
-    if until is None:
-        raise _refusal("the state does not say how far lanes have read (flush_every_k_chunks=0)", None, old, source)
+    until = min(rows * num_lanes * source.chunk_size, lengths[0] or MAX_POSITION)
     if gone:
         raise _refusal(f"dataset {gone[0]!r} is gone: keep it, with weight 0 from there on", until, old, source)
     new = [(at, _positive(source.shares.names, weights)) for at, weights in source.steps]
@@ -50,7 +47,7 @@ def check_continues(source: StaticMixture, was: Mapping[str, Any], num_lanes: in
     if differ is not None:
         raise _refusal(f"the new weights differ from position {differ:,} on", until, old, source)
     whole = min(_whole_rows(length, num_lanes, source) for length in lengths)
-    if rows is not None and rows > whole and lengths[0] != lengths[1]:
+    if rows > whole and lengths[0] != lengths[1]:
         raise _refusal("the pass would end elsewhere, and lanes are near its end", None, old, source)
 
 
