@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import zephon as zp
+from zephon.plan import limits
 
 from .helpers import digests, ids, on, pipeline, resumed, saved, shards, stream
 
@@ -107,9 +108,13 @@ CHAINS: dict[str, Callable[[zp.Pipeline], zp.Pipeline]] = {
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_chain_in_one_process(chain: str, lanes: int, workers: int) -> None:
+@pytest.mark.parametrize("window", [2, 0])
+def test_a_chain_in_one_process(
+    chain: str, lanes: int, workers: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LEAST_SAVE_POINTERS", 6)
     line = CHAINS[chain](pipeline(100, shuffle="global")).batch(4).options(canonical_replicas=lanes)
-    line = on(line, workers, flush_every_k_chunks=2)
+    line = on(line, workers, flush_every_k_chunks=window)
     reference = digests(stream(line, passes=2))
     found: list[str] = []
     state = saved(line.options())
