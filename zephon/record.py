@@ -78,7 +78,7 @@ class Lineage:
     the event of each pointer.
     """
 
-    __slots__ = ("_known", "events", "index", "items", "path")
+    __slots__ = ("_known", "events", "index", "items", "path", "plain")
 
     def __init__(
         self,
@@ -89,6 +89,16 @@ class Lineage:
     ) -> None:
         self.items, self.index, self.path, self.events = items, index, path, events
         self._known: tuple[int, tuple[Origin, ...]] | None = None
+        self.plain: Sequence[int] = ()  # see `is_plain`
+
+    def is_plain(self) -> bool:
+        """Whether the records are of pointers and have no child paths; `plain` has the event of each then."""
+        if self.path or self.events is None:
+            return False
+        if len(self.plain) != len(self.index):
+            whole = self.index == range(len(self.events))
+            self.plain = self.events if whole else [self.events[item] for item in self.index]
+        return True
 
     @property
     def is_pointers(self) -> bool:

@@ -149,11 +149,12 @@ class Chain:
         Nothing is kept of a ref that failed, nor of those behind it.
         """
         emitted, out = Emitted(), []
+        is_last = accumulator is self.accumulators[-1]
         self._note(accumulator, lane)
         try:
             emitted = _checked(accumulator.flush(lane) if refs is None else accumulator.push(lane, refs), refs)
             for group in emitted.groups:  # a loop: inside a generator a StopIteration would become another error
-                out.append(_ref(accumulator, group))  # noqa: PERF401
+                out.append(_ref(accumulator, group, is_last))  # noqa: PERF401
         except BaseException as error:
             let_through(error, self._interrupts)
             emitted.fail(emitted.triggers[len(out)] if len(out) < len(emitted.triggers) else 0, error)
@@ -202,11 +203,11 @@ def _component(handle: Handle) -> int:
     return first_origin(handle)[0]
 
 
-def _ref(accumulator: Accumulator, group: object) -> Ref:
-    """What one accumulator emitted, as the next one takes it."""
+def _ref(accumulator: Accumulator, group: object, is_last: bool) -> Ref:
+    """What one accumulator emitted, as the next one takes it. Behind the last one nobody asks for the component."""
     if accumulator.preserves:
         if not (isinstance(group, tuple) and len(group) == 3 and isinstance(group[0], (tuple, Group))):
             raise TypeError("it has preserves = True, so it must emit the refs that it was given, not groups of parts")
         return group
     parts: list[tuple[Handle, int, int]] = group  # type: ignore[assignment]
-    return Group(accumulator, parts), accumulator.group_length(parts), _component(parts[0][0])
+    return Group(accumulator, parts), accumulator.group_length(parts), 0 if is_last else _component(parts[0][0])

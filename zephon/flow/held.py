@@ -152,9 +152,10 @@ def _plain_events(handles: Sequence[Any]) -> list[int] | None:
     """The events of records that are all of pointers and without a child path; else None."""
     if not set(map(type, handles)) <= {tuple}:
         return None
-    if any(block.lineage.path or block.lineage.events is None for block in set(map(itemgetter(0), handles))):
-        return None
-    return [block.lineage.events[block.lineage.index[i]] for block, i in handles]
+    for block in set(map(itemgetter(0), handles)):
+        if not block.lineage.is_plain():
+            return None
+    return [block.lineage.plain[i] for block, i in handles]
 
 
 def _base(handle: Any) -> tuple[int | Group, Path]:
