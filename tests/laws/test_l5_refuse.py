@@ -266,7 +266,7 @@ def test_what_is_no_data_setting_may_change(recipe: Recipe, data: st.DataObject)
                 found.setdefault(batch.lane_id, []).append(seen(other, batch))
     wanted = recipe.build()
     wanted.load_state_dict(state)
-    rest = run(wanted).batches
+    rest = run(wanted).batches + run(wanted).batches  # where a group's lanes are through with a pass, of the next one
     for lane, batches in found.items():
         own = [batch for batch in rest if batch.lane == lane]
         assert all(batch in own for batch in batches)

@@ -9,7 +9,9 @@ from typing import Any, Literal, NamedTuple
 
 from hypothesis import strategies as st
 
+from zephon.ops.chat import TokenizeChat
 from zephon.plan.lanes import Topology
+from zephon.testing.chats import HAS_CHATS, chats
 from zephon.testing.machines import FailAt, Limit, Mean, Ranks, Residue
 from zephon.testing.recipes import (
     ID_STRIDE,
@@ -200,9 +202,12 @@ def packs(draw: st.DrawFn, failing: Failing = "never", is_along: bool = False) -
 
 @st.composite
 def _tokenized(draw: st.DrawFn, failing: Failing) -> list[Step]:
-    """tokenize, perhaps something between, and perhaps pack."""
-    cut = {"max_length": draw(st.integers(1, 5)), "overflow": draw(st.sampled_from(["split", "truncate"]))}
-    found = [Step("tokenize", (Words(),), cut if draw(st.booleans()) else {})]
+    """tokenize or tokenize_chat, perhaps something between, and perhaps pack."""
+    if HAS_CHATS and draw(st.integers(0, 3)) == 0:
+        found = draw(chats())
+    else:
+        cut = {"max_length": draw(st.integers(1, 5)), "overflow": draw(st.sampled_from(["split", "truncate"]))}
+        found = [Step("tokenize", (Words(),), cut if draw(st.booleans()) else {})]
     is_along = draw(st.booleans())
     found += [Step("map", (Along(),))] if is_along else []
     found += draw(st.lists(st.one_of(*_SIMPLE, _GROUPING[0], *_GROUPING[3:]), max_size=2))
@@ -235,6 +240,8 @@ _TRAINING = st.builds(
 
 def _makes_tokens(step: Step) -> bool:
     """Whether a batch of what a step makes has input_ids: a pack of whole records has none."""
+    if step.method == "apply":
+        return isinstance(step.args[0], TokenizeChat)
     return step.method == "tokenize" or (step.method == "pack" and step.settings.get("output") != "list")
 
 
