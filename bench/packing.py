@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.util
 import json
 import random
 import re
@@ -22,6 +21,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import record
 
 from zephon.ops import bins
 from zephon.ops.accumulator import Key, Part
@@ -156,7 +157,9 @@ def demo_lengths(folder: str | None) -> list[int]:
     """Tokens of each document of the demonstration's corpus, in an order drawn by seed."""
     from tokenizers import Tokenizer
 
-    make_corpus = _module(HERE.parent / "examples" / "make_corpus.py")
+    sys.path.append(str(HERE.parent / "examples"))
+    import make_corpus
+
     corpus = make_corpus.make_corpus(folder or make_corpus.DEFAULT_FOLDER)
     tokenizer = Tokenizer.from_file(str(corpus.tokenizer))
     lengths: list[int] = []
@@ -171,16 +174,6 @@ def log_normal() -> list[int]:
     """40,000 documents, median 600 tokens, sigma 1: a mean of 1,000 and a long tail."""
     rng = random.Random(0)
     return [max(1, int(rng.lognormvariate(6.4, 1.0))) for _ in range(40_000)]
-
-
-def _module(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def table(result: dict[str, Any], name: str) -> str:
@@ -205,20 +198,11 @@ def table(result: dict[str, Any], name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def told(result: dict[str, Any]) -> str:
-    """Where and how it was measured."""
-    machine = result["machine"]
-    return (
-        f"`{result['command']}`, {result['date']}, {machine['cores']} cores {machine['cpu']}, "
-        f"{machine['memory_gib']:.0f} GiB, Linux {machine['kernel']}, Python {machine['python']}.\n"
-    )
-
-
 def write_page(result: dict[str, Any]) -> None:
     """Puts the tables into the page."""
 
     def filled(block: re.Match[str]) -> str:
-        text = told(result) if block[2] == "machine" else table(result, block[2])
+        text = record.told(result) + ".\n" if block[2] == "machine" else table(result, block[2])
         return block[1] + text + block[3]
 
     PAGE.write_text(BLOCK.sub(filled, PAGE.read_text()))
@@ -281,7 +265,7 @@ def main() -> None:
     if not arguments.page_only:
         demo, drawn = demo_lengths(arguments.corpus), log_normal()
         result = {
-            "machine": _module(HERE / "record.py").machine(),
+            "machine": record.machine(),
             "date": datetime.date.today().isoformat(),
             "command": f"python bench/packing.py --rounds {arguments.rounds}",
             "corpora": {

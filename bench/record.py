@@ -50,6 +50,15 @@ def main() -> int:
     return 0
 
 
+def told(result: dict[str, Any]) -> str:
+    """Command, date and machine of a result."""
+    found = result["machine"]
+    return (
+        f"`{result['command']}`, {result['date']}, {found['cores']} cores {found['cpu']}, "
+        f"{found['memory_gib']:.0f} GiB, Linux {found['kernel']}, Python {found['python']}"
+    )
+
+
 def machine() -> dict[str, Any]:
     """What the figures depend on; nothing that names the machine."""
     model = "unknown"

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.util
 import json
 import re
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import record
 from numpy.typing import NDArray
 
 import zephon as zp
@@ -119,15 +118,6 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def told(result: dict[str, Any]) -> str:
-    """Where and how it was measured."""
-    machine = result["machine"]
-    return (
-        f"`{result['command']}`, {result['date']}, {machine['cores']} cores {machine['cpu']}, "
-        f"{machine['memory_gib']:.0f} GiB, Linux {machine['kernel']}, Python {machine['python']}.\n"
-    )
-
-
 COLOURS = {
     "reservoir": "#1f6feb",
     "block": "#d9822b",
@@ -171,7 +161,7 @@ def main() -> None:
     parser.add_argument("--page-only", action="store_true")
     if not parser.parse_args().page_only:
         result = {
-            "machine": _module(HERE / "record.py").machine(),
+            "machine": record.machine(),
             "date": datetime.date.today().isoformat(),
             "command": "python bench/shuffle_quality.py",
             "rows": measure(),
@@ -180,18 +170,8 @@ def main() -> None:
         RESULT.write_text(json.dumps(result, indent=1) + "\n")
     result = json.loads(RESULT.read_text())
     save_plot(result, RESULT.with_suffix(".png"))
-    filled = {"machine": told(result), "quality": table(result["rows"])}
+    filled = {"machine": record.told(result) + ".\n", "quality": table(result["rows"])}
     PAGE.write_text(BLOCK.sub(lambda block: block[1] + filled[block[2]] + block[3], PAGE.read_text()))
-
-
-def _module(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 if __name__ == "__main__":

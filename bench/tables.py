@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import record
 
 from zephon.bench.report import cells, extras, number
 from zephon.bench.spec import Row
@@ -40,13 +41,9 @@ def table(name: str) -> str:
 
 def told(result: dict[str, Any], rows: list[Row]) -> str:
     """Machine, date, command, and how much others used it."""
-    machine = result["machine"]
     others = [row.details["other_cores"] for row in rows if "other_cores" in row.details]
     load = f"; other programs used {number(min(others))} to {number(max(others))} cores meanwhile" if others else ""
-    return (
-        f"`{result['command']}`, {result['date']}, {machine['cores']} cores {machine['cpu']}, "
-        f"{machine['memory_gib']:.0f} GiB, Linux {machine['kernel']}, Python {machine['python']}{load}."
-    )
+    return f"{record.told(result)}{load}."
 
 
 if __name__ == "__main__":
