@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +98,14 @@ def shards(folder: Path, count: int, each: int) -> zp.Dataset:
     for shard in range(count):
         write_jsonl(folder / "data" / f"{shard:03d}.jsonl", rows(each, shard * each))
     return zp.Dataset.from_path("files", folder / "data", index_dir=folder / "index")
+
+
+def lost(lengths: Sequence[int], size: int, oversize: str) -> dict[str, int]:
+    """What `pack` counts of documents of these lengths."""
+    long = [n for n in lengths if n > size]
+    counted = {"pack.empty_documents": list(lengths).count(0)}
+    if oversize == "truncate":
+        counted |= {"pack.truncated_documents": len(long), "pack.truncated_tokens": sum(long) - size * len(long)}
+    if oversize == "drop":
+        counted |= {"pack.oversize_documents": len(long), "pack.oversize_tokens": sum(long)}
+    return {reason: amount for reason, amount in counted.items() if amount}

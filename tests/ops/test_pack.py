@@ -19,7 +19,7 @@ from zephon.ops.batch import stack_records
 from zephon.ops.pack import Pack
 from zephon.record import Block, Lineage, record_of
 
-from ..cases.helpers import digests, on, pipeline, resumed, saved
+from ..cases.helpers import digests, lost, on, pipeline, resumed, saved
 
 WORKERS = [0, 2]
 PAD = -7
@@ -106,13 +106,7 @@ def check_counts(dropped: dict[int, dict[str, int]], lengths: list[int], size: i
     for reasons in dropped.values():
         for reason, amount in reasons.items():
             total[reason] = total.get(reason, 0) + amount
-    long = [n for n in lengths if n > size]
-    expected = {"pack.empty_documents": lengths.count(0)}
-    if oversize == "truncate":
-        expected |= {"pack.truncated_documents": len(long), "pack.truncated_tokens": sum(long) - size * len(long)}
-    if oversize == "drop":
-        expected |= {"pack.oversize_documents": len(long), "pack.oversize_tokens": sum(long)}
-    assert total == {reason: amount for reason, amount in expected.items() if amount}
+    assert total == lost(lengths, size, oversize)
 
 
 @given(lengths=LENGTHS, size=st.integers(1, 16), cuts=st.lists(st.integers(0, 30), max_size=4))
