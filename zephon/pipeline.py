@@ -9,7 +9,7 @@ from typing import Any, Self
 from zephon.batch import Batch
 from zephon.checkpoint.schema import read_state
 from zephon.errors import ConfigError
-from zephon.ops.accumulator import Accumulator
+from zephon.ops.accumulator import Accumulator, own_copy
 from zephon.ops.base import MAX_CHILDREN, Node
 from zephon.ops.batch import Batch as BatchNode
 from zephon.ops.batch import Formatter
@@ -85,7 +85,7 @@ class Pipeline:
         if not isinstance(node, Node):
             raise ConfigError(f"apply({type(node).__name__}): an Operator or an Accumulator is wanted")
         # One instance may be added twice; an accumulator's state must then be each step's own.
-        own = copy.deepcopy(node) if isinstance(node, Accumulator) else copy.copy(node)
+        own = own_copy(node) if isinstance(node, Accumulator) else copy.copy(node)
         own.name = name or own.name
         return self._add(own)
 
