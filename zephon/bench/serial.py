@@ -209,6 +209,7 @@ class Parts:
         for stage in engine.stages:
             self._watch(stage, "stage", "take")
             self._watch(stage._chain, "chain", "push")
+            self._watch(stage._chain, "states", "_save")
             for accumulator in stage._chain.accumulators:
                 self._watch(accumulator, accumulator.name or accumulator.method, "push", "flush")
         for batcher in engine.batchers.values():
