@@ -28,7 +28,7 @@ class DataOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Chunks between two flush sentinels of a lane. Unset: 8 where an operator regroups records, else none.
 
     0: nothing is ever cut. A state then also says which records shuffle, pack and the like hold, some 5 bytes a record
-    and at most 24, and a restart makes those again. Every accumulator must have `state` and `load`: else a ConfigError."""
+    and at most 24, and a restart makes those again. An accumulator without `state` and `load` is a ConfigError then."""
     deterministic: bool = True
     """False gives up the order across tasks, and with it elastic resume."""
 
