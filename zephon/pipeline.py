@@ -242,7 +242,7 @@ class Pipeline:
         return self._add(_construct(ToTraining, ignore_index, **settings))
 
     def options(self, **settings: Any) -> Self:
-        """Changes settings; see `zephon.options` for the three groups. Unknown names are an error."""
+        """Changes settings, of three groups: see docs/settings.md. Unknown names are an error."""
         return self._derive(options=self._definition.options.replace(settings))
 
     def take(self, n: int) -> Self:
