@@ -24,6 +24,7 @@ from zephon.engine import Engine, Job, TailItem
 from zephon.errors import InternalError, ZephonError, describe
 from zephon.exchange import MOST_DESCRIPTORS, write_error
 from zephon.flow.batcher import Cut, End, Failed
+from zephon.ipc.codec import send_whole
 from zephon.limits import limit_error
 from zephon.lineage import origins_in
 from zephon.ops.batch import collate, stacking_of
@@ -51,6 +52,7 @@ def serve(
 ) -> None:
     """The engine process's life, after the fork. `station` always tells what it is on; its stack goes there too."""
     stacks.listen(station.stack_file)
+    send_whole()
     where = Whereabouts(station.cells)
     collect_rarely()
     launcher.settimeout(None)  # socket.setdefaulttimeout is the user's
