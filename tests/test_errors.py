@@ -287,7 +287,7 @@ def test_the_frames_are_in_the_note_however_long_the_message_is(size: int) -> No
     except ValueError as error:
         again = pickle.loads(pickle.dumps(operator_error(error, "clean", "row 1")))
     [note] = again.__notes__
-    assert note.startswith("raised in a worker:")
+    assert note.startswith("where it was raised:")
     assert note.count("in raised_deep") == 3
     assert "KeyError: 'yyyy" in note
     assert "ValueError: xxxx" in note

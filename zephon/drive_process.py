@@ -68,7 +68,7 @@ class ProcessDriver:
         self._closed = False
         self._receiving = threading.Lock()
         self._error: Exception | None = None
-        self._metrics: dict[str, dict[str, float]] = {"seconds": {}, "totals": {}}
+        self._metrics: dict[str, dict[str, float]] = {"seconds": {}, "totals": {}, "deaths": {}}
         works = [
             StageWork(stage, job.datasets, job.source.seed, threads.INTERRUPTS, job.max_record_bytes)
             for stage in job.plan.stages

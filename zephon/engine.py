@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -38,10 +40,11 @@ from zephon.ops.base import as_zephon_error, let_through
 from zephon.ops.batch import collate
 from zephon.plan.graph import Plan
 from zephon.plan.limits import lane_limit, pending_limit
-from zephon.record import event_at, record_of
+from zephon.record import event_at, first_origin, record_of
 from zephon.runners.base import MakePool, RunnerPool
-from zephon.runners.execute import StageWork, build_error, describe_handle
+from zephon.runners.execute import StageWork, build_error
 from zephon.runners.whereabouts import ACCUMULATORS, BATCH, DEALING, FLOW, Whereabouts
+from zephon.runners.who import describe_handle, describe_origin
 from zephon.work.source import WorkSource
 
 LEAST_DRY_POINTERS = 32_768
@@ -113,6 +116,7 @@ class Engine:
     ) -> None:
         self.job = job
         self._build, self._interrupts = build, interrupts
+        self._thread = threading.get_ident()
         self.where = where or Whereabouts()
         self.metrics = Metrics()
         self.tail: Tail[TailItem] = Tail({lane: state.turns for lane, state in job.lanes.items()})
@@ -186,6 +190,8 @@ class Engine:
         for plan in job.plan.stages:
             own = [copy.deepcopy(accumulator) for accumulator in plan.accumulators]
             steps.update(zip(map(id, own), count(ACCUMULATORS + len(steps)), strict=False))
+            for accumulator in own:
+                self._watch_build(accumulator, steps[id(accumulator)])
             describe = partial(describe_handle, job.datasets)
             chains.append(Chain(own, job.source.seed, describe, self._interrupts, note))
         stages = [number for number, chain in enumerate(chains) if chain]
@@ -193,6 +199,22 @@ class Engine:
         for chain in chains:
             chain.rows = Rows(stages, [op for op, _ in rows], [row for _, row in rows])
         return chains
+
+    def _watch_build(self, accumulator: Accumulator, step: int) -> None:
+        """Has its `build` and `collate` noted as a step of its own, where the engine calls them."""
+
+        def watched(call: Callable[..., Any], *args: Any) -> Any:
+            if threading.get_ident() != self._thread:  # a worker thread's cells are its own
+                return call(*args)
+            before = self.where.within(step)
+            try:
+                return call(*args)
+            finally:
+                self.where.within(before)
+
+        for name in ("build", "collate"):
+            if (call := getattr(accumulator, name, None)) is not None:
+                object.__setattr__(accumulator, name, partial(watched, call))
 
     def _connect(self, chains: list[Chain]) -> tuple[list[Stage], list[Pending]]:
         """The stages in order, and what lies between them."""
@@ -212,6 +234,7 @@ class Engine:
 
         Who then waits calls `where.leave()`.
         """
+        self._thread = threading.get_ident()
         began, worked, seconds = time.perf_counter(), False, self.metrics.seconds
         collated = seconds["collate"]
         for number in reversed(range(len(self.stages))):
@@ -257,12 +280,14 @@ class Engine:
     def _batch(self, run: Run, cut: Cut) -> Ready | Failed:
         """The batch of a cut: payload is put together only here."""
         self.where.call(BATCH, run.lane)
-        began = time.perf_counter()
+        began, problem = time.perf_counter(), None
         try:
             fields = collate(cut.segments, np.empty, self.job.plan.formatters)
         except BaseException as error:
             let_through(error, self._interrupts)
-            return Failed(self.batch_error(error, run.lane, cut))
+            problem = error
+        if problem is not None:  # here, so that it is not the context of what is raised on the search for its cause
+            return Failed(self.batch_error(problem, run.lane, cut))
         num_samples = cut.num_samples
         origins = origins_in(cut.segments).samples
         step = cut.turn // self.job.cycles_per_step
@@ -281,7 +306,7 @@ class Engine:
                 let_through(found, self._interrupts)
                 return build_error(found, handle, self.job.datasets)
         batch = self.job.plan.batch
-        where = f"lane {lane}, turn {cut.turn}, from {describe_handle(self.job.datasets, handles[0])} on"
+        where = f"lane {lane}, turn {cut.turn}, from {describe_origin(self.job.datasets, first_origin(handles[0]))} on"
         return as_zephon_error(error, batch.name or batch.method, where)
 
     def count_batch(self, num_samples: int) -> None:
@@ -290,11 +315,13 @@ class Engine:
         self.metrics.totals["samples"] += num_samples
 
     def read_metrics(self) -> dict[str, dict[str, float]]:
-        """Where the time went so far."""
-        snapshot = self.metrics.snapshot()
+        """Where the time went so far, and which deaths of workers were survived."""
+        snapshot: dict[str, dict[str, float]] = {**self.metrics.snapshot(), "deaths": {}}
         for pool in self.pools:
             for name, value in pool.meter.seconds.items():
                 snapshot["seconds"][name] = snapshot["seconds"].get(name, 0.0) + value
+            for cause, number in pool.meter.deaths.items():
+                snapshot["deaths"][cause] = snapshot["deaths"].get(cause, 0) + number
         return snapshot
 
     def close(self) -> None:

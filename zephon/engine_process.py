@@ -23,7 +23,7 @@ import msgspec
 
 from zephon.arena import Arena, Slot, write_description, write_fields, write_origins
 from zephon.engine import Engine, Job, TailItem
-from zephon.errors import InternalError, ZephonError, describe
+from zephon.errors import InternalError, ZephonError, describe, set_place
 from zephon.exchange import MOST_DESCRIPTORS, write_error
 from zephon.flow.batcher import Cut, End, Failed
 from zephon.ipc.codec import send_whole
@@ -31,6 +31,7 @@ from zephon.limits import limit_error
 from zephon.lineage import origins_in
 from zephon.ops.batch import collate, stacking_of
 from zephon.runners import stacks, threads
+from zephon.runners.deaths import Survived
 from zephon.runners.execute import StageWork
 from zephon.runners.guard import Guard
 from zephon.runners.heap import collect_rarely
@@ -55,6 +56,7 @@ def serve(
     """The engine process's life, after the fork. `station` always tells what it is on; its stack goes there too."""
     stacks.listen(station.stack_file)
     send_whole()
+    set_place("the engine")
     where = Whereabouts(station.cells)
     collect_rarely()
     launcher.settimeout(None)  # socket.setdefaulttimeout is the user's
@@ -86,6 +88,7 @@ class _Server:
         self._formatters = job.plan.formatters
         self._pools: list[ProcessPool] = []
         self._guards: list[Guard] = []
+        self._survived = Survived()
         self._woken = asyncio.Event()
         self._over = False
         self._error: BaseException | None = None
@@ -190,8 +193,10 @@ class _Server:
         stage, index, status = msgspec.msgpack.decode(message)
         if status < 0:
             self._pools[stage].set_stopped(index, status == STOPPED)
-        else:
-            self._pools[stage].died(index, status)
+            return
+        cause, who = self._pools[stage].died(index, status)
+        if (line := self._survived.tell(cause, who, time.monotonic())) is not None:
+            self._warn(line)
 
     def _send_ready(self) -> bool:
         """Sends the next items of the tail, while there are slots for them."""
@@ -220,8 +225,10 @@ class _Server:
             try:
                 return self._encoded_batches(taken, fds)
             except Exception as error:  # the iteration ends at this batch, so those behind it are not missed
-                item = Failed(self._engine.batch_error(error, lane, first))
-                self._engine.stages[-1].stop(lane)
+                problem = error
+            # here, so that it is not the context of what is raised on the search for its cause
+            item = Failed(self._engine.batch_error(problem, lane, first))
+            self._engine.stages[-1].stop(lane)
         else:
             lane, _ = tail.pop()
         assert isinstance(item, Failed)

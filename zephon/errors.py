@@ -11,6 +11,18 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
+
+class _Place:
+    """Where this process stands in the pipeline, as the title of the tracebacks that it sends."""
+
+    title = "where it was raised"
+
+
+def set_place(place: str) -> None:
+    """Says what this process is, for the tracebacks that it sends: "a worker", "the engine"."""
+    _Place.title = f"raised in {place}"
+
+
 _LONGEST_TEXT = 4_000  # characters of a user's message that travel with an error
 _LONGEST_LINE = 500  # characters of one frame or message of a traceback that travels as a note
 _LONGEST_CHAIN = 16  # exceptions that travel: one, what caused it, what caused that, ...
@@ -122,6 +134,14 @@ def is_ctrl_c(error: BaseException) -> bool:
     )
 
 
+def reword(error: ZephonError, before: str, after: str) -> None:
+    """Says `after` where an error of ours says `before`, in its text and its `where`."""
+    if error.args and isinstance(error.args[0], str):
+        _set(error, "args", (error.args[0].replace(before, after, 1), *error.args[1:]))
+    if isinstance(error, OperatorError):
+        _set(error, "where", error.where.replace(before, after, 1))
+
+
 def operator_error(original: BaseException, operator: str, where: str, remedy: str = "") -> OperatorError:
     """The error that reaches the consumer when `original` was raised by `operator` on the record at `where`."""
     text = f"operator '{operator}' failed on {where}: {describe(original)}"
@@ -176,7 +196,7 @@ def _where_raised(cause: BaseException | None) -> list[str]:
             raise
         lines = traceback.format_tb(cause.__traceback__)
     text = "".join(line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}...\n" for line in lines)
-    return ["raised in a worker:\n" + (text if len(text) <= _LONGEST_TEXT else "... " + text[-_LONGEST_TEXT:])]
+    return [f"{_Place.title}:\n" + (text if len(text) <= _LONGEST_TEXT else "... " + text[-_LONGEST_TEXT:])]
 
 
 def _both(cause: BaseException | None, message: str, operator: str, where: str) -> OperatorError | None:

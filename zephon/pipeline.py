@@ -123,7 +123,10 @@ class Pipeline:
         on_error: str = "raise",
         max_children: int | None = None,
     ) -> Self:
-        """Calls `fn` with lists of `size` records of one lane (fewer at a flush); it gives an iterable of records."""
+        """Calls `fn` with lists of `size` records of one lane (fewer at a flush); it gives an iterable of records.
+
+        on_error="skip" drops the whole group for which `fn` raises, and counts its records: `size` of them, or fewer.
+        """
         return self._add(MapBatches(fn, size, name, version, on_error, max_children))
 
     def tokenize(self, tokenizer: Any, field: str = "text", **settings: Any) -> Self:
@@ -291,7 +294,10 @@ class Pipeline:
         return self._session.counts()
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Seconds of work by name, and totals, of the live or last iterator."""
+        """Seconds of work by name, and totals, of the live or last iterator.
+
+        And "deaths": the worker processes that died and were replaced, by cause: {"SIGSEGV": 3, "exit status 1": 1}.
+        """
         return self._session.metrics()
 
     def explain(self) -> str:

@@ -125,6 +125,10 @@ class Lineage:
         dataset, row, epoch, before = first_origin(items[item])
         return dataset, row, epoch, before + path
 
+    def num_parts(self, i: int) -> int:
+        """Of how many records an accumulator put together what record i came from; 1 where none did."""
+        return 1 if isinstance(self.items, Pointers) else num_parts(self.items[self.index[i]])
+
     def start(self, i: int) -> int:
         """Where in its first origin record i begins, in measured units: not 0 for the rest of a split document."""
         return 0 if isinstance(self.items, Pointers) else start_of(self.items[self.index[i]])
@@ -201,6 +205,13 @@ def first_origin(handle: Handle) -> Origin:
     if isinstance(handle, Group):
         return first_origin(handle.parts[0][0])
     return handle[0].lineage.first(handle[1])
+
+
+def num_parts(handle: Handle) -> int:
+    """Of how many records an accumulator put together this one, or what it came from; 1 where none did."""
+    if isinstance(handle, Group):
+        return len(handle.parts) if len(handle.parts) > 1 else num_parts(handle.parts[0][0])
+    return handle[0].lineage.num_parts(handle[1])
 
 
 def start_of(handle: Handle) -> int:

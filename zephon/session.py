@@ -71,7 +71,7 @@ class Session:
         self.allow = tuple(allow)
         self.resolved = self._resolve()
         self._iterator: weakref.ref[BatchIterator] | None = None
-        self.last_metrics: dict[str, dict[str, float]] = {"seconds": {}, "totals": {}}
+        self.last_metrics: dict[str, dict[str, float]] = {"seconds": {}, "totals": {}, "deaths": {}}
         self.start = self._first_start()
         self.current = dict(self.start)
         self._most_turns = self._most_advanced()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
 import socket
 import tempfile
@@ -327,7 +328,10 @@ def work""",
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "died")
         status, _, err = run_script(code.replace("PATH", repr(path)), path)
-    assert (status, err) == (0, "")
+    assert status == 0, err
+    assert re.fullmatch(
+        r"a worker died \(SIGKILL\): worker \d, where operator 'work' was on lane .*, row 9000\. .*\n", err
+    )
 
 
 def test_worker_programs_that_user_code_started_end_too(tmp_path: Path) -> None:

@@ -40,10 +40,14 @@ from tests.process.helpers import (
     wait_until,
     workers,
 )
+from tests.process.test_stalls import Warned, warned
 from zephon.engine_process import _Server
 from zephon.errors import OperatorError, WorkerError
+from zephon.runners.deaths import Survived
 from zephon.testing.recipes import Recipe
 from zephon.testing.strategies import executions, recipes
+
+__all__ = ["warned"]  # a fixture
 
 pytestmark = pytest.mark.law("L7")
 
@@ -192,6 +196,37 @@ def test_deaths_in_a_second_stage(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_deaths_that_were_survived_are_counted_and_one_line_tells_of_them(warned: Warned, tmp_path: Path) -> None:
+    """By cause, in metrics(), also when all is over; the log does not speak up for each."""
+    dying = DieOnce(tmp_path, {5, 20, 31}, signal.SIGSEGV)
+    with line(48, dying) as pipeline:
+        assert ids(pipeline) == list(range(48))
+        metrics = pipeline.metrics()
+    assert metrics["deaths"] == pipeline.metrics()["deaths"] == {"SIGSEGV": 3}
+    [text] = warned.texts
+    assert re.match(
+        r"a worker died \(SIGSEGV\): worker \d, where operator 'map' was on lane 0, dataset 'toy', shard list, row "
+        r"(5|20|31)\. It is replaced, and the batches stay the same\. Deaths so far: 1 x SIGSEGV ",
+        text,
+    ), text
+
+
+def test_the_log_tells_of_one_death_a_minute_with_the_number_of_all() -> None:
+    survived = Survived()
+    told = [survived.tell(cause, "worker 0", at) for cause, at in (("SIGSEGV", 7), ("SIGKILL", 8), ("SIGSEGV", 66.9))]
+    assert told[0] is not None
+    assert told[1:] == [None, None]
+    assert "so far: 3 x SIGSEGV, 1 x SIGKILL" in str(survived.tell("SIGSEGV", "worker 1", 67.1))
+
+
+@pytest.mark.parametrize("runner", ["inline", "threads", "process"])
+def test_without_a_death_none_is_counted(runner: str) -> None:
+    with line(16, runner=runner) as pipeline:
+        assert pipeline.metrics()["deaths"] == {}
+        list(pipeline)
+    assert pipeline.metrics()["deaths"] == {}
+
+
 @pytest.mark.parametrize("how", [0, slow(3), -signal.SIGKILL, slow(-signal.SIGSEGV)])
 def test_a_record_that_kills_its_worker_is_named(how: int) -> None:
     began = time.monotonic()
@@ -206,6 +241,7 @@ def test_a_record_that_kills_its_worker_is_named(how: int) -> None:
     assert (f"exit status {how}" if how >= 0 else signal.Signals(-how).name) in text
     assert ("out of memory?" in text) == (how == -signal.SIGKILL)
     assert "exclude=[('list', 37)]" in text
+    assert text.endswith("; the state still loads, with allow=['datasets.toy.exclude']")
     assert not isinstance(raised.value, OperatorError)
 
 
@@ -218,9 +254,10 @@ def test_the_remedy_that_the_error_names_works() -> None:
         state = pipeline.state_dict()
     assert found == list(range(36))
     exclude = eval(re.search(r"exclude=(\[.*\])\)", str(error))[1])  # type: ignore[index]
+    allow = eval(re.search(r"allow=(\[.*\])", str(error))[1])  # type: ignore[index]
     records = [{"id": i} for i in range(60)]
     with line(0, function, dataset=zp.Dataset.from_list("toy", records, exclude=exclude)) as mended:
-        mended.load_state_dict(state, allow=["datasets.toy.exclude"])
+        mended.load_state_dict(state, allow=allow)
         assert found + ids(mended) == [i for i in range(60) if i != 37]
         assert mended.counts()["dropped"] == {0: {"toy.excluded": 1}}
 

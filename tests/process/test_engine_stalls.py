@@ -101,8 +101,7 @@ def test_a_warning_names_operator_lane_and_stack(runner: str, hook: str, warned:
     with paired(hook, tmp_path, runner=runner, **WARN) as pipeline:
         found = digests(pipeline)
     assert found == digests(paired(hook, tmp_path, runner="inline"))
-    name = "batch" if hook == "build" else "pairs"
-    told = re.compile(rf"operator '{name}', in the engine, has been on lane 1 for [\d.]+ s; its stack:\n")
+    told = re.compile(r"operator 'pairs', in the engine, has been on lane 1 for [\d.]+ s; its stack:\n")
     texts = [text for text in warned.texts if told.match(text)]
     assert texts, warned.texts
     for wanted in ("in wait_for", "in stand", f"in {hook}"):
@@ -143,9 +142,8 @@ def test_the_time_out_ends_it_with_an_error(hook: str, tmp_path: Path) -> None:
         error = to_the_error(pipeline, found, digests, 1.0 + 5)
         assert isinstance(error, WorkerError)
         state = pipeline.state_dict()
-    name = "batch" if hook == "build" else "pairs"
     assert re.match(
-        rf"operator '{name}', in the engine, has been on lane 1 for [\d.]+ s; the engine is ended: mend what it is on, "
+        r"operator 'pairs', in the engine, has been on lane 1 for [\d.]+ s; the engine is ended: mend what it is on, "
         rf"or raise stall_timeout_s; the state of the last batch is good: load it to go on \(stall_timeout_s\); its "
         rf"stack:\n(.*\n)+.* in {hook}\n",
         str(error),

@@ -289,7 +289,7 @@ def test_what_an_accumulator_may_not_build(what: Any, text: str) -> None:
         found, error, _ = failing(pipeline)
         assert len(found) == 3
         assert text in str(error)
-        assert "operator 'exploding' failed on dataset 'toy', shard list, row 6" in str(error)
+        assert "operator 'exploding' failed on a group of 2 records: dataset 'toy', shard list, row 6, 7" in str(error)
 
 
 def only_id(record: dict[str, Any]) -> dict[str, Any]:

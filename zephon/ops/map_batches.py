@@ -19,7 +19,8 @@ GROUP = "records"
 class MapBatches(FlatMap):
     """`fn` receives a list of up to `size` records of one lane, and gives an iterable of records.
 
-    At a flush the group may be shorter. A group may become at most `max_children` records.
+    At a flush the group may be shorter. A group may become at most `max_children` records. What `fn` raises with
+    on_error="skip" drops its whole group, counted as `<name>.error` with the number of the group's records.
     """
 
     method = "map_batches"

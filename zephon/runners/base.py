@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -20,12 +21,16 @@ busy 0.94 of the time at 4 ms and 0.97 at 16 ms, 8 workers 0.82 and 0.97 (simula
 
 
 class Meter:
-    """The work of the results taken so far: seconds by name, records, and the bytes that they came as."""
+    """The work of the results taken so far: seconds by name, records, and the bytes that they came as.
+
+    And the deaths of workers by cause.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.records = 0
         self.bytes = 0
+        self.deaths: Counter[str] = Counter()
 
     def add(self, seconds: dict[str, float], num_records: int, num_bytes: int = 0) -> None:
         """Adds a result."""

@@ -15,29 +15,38 @@ from typing import TYPE_CHECKING
 
 from zephon.errors import WorkerError
 from zephon.plan.graph import Plan
+from zephon.runners.deaths import how
 from zephon.runners.watchdog import Stall, Watchdog
-from zephon.runners.whereabouts import ACCUMULATORS, BATCH, DEALING, STOPPED, WHOLE, Spot, Whereabouts, is_stopped
+from zephon.runners.whereabouts import (
+    ACCUMULATORS,
+    BATCH,
+    DEALING,
+    FLOW,
+    STOPPED,
+    WHOLE,
+    Spot,
+    Whereabouts,
+    is_stopped,
+)
 
 if TYPE_CHECKING:
     from zephon.runners.rings import Station
 
 REMEDY = "mend what it is on, or raise stall_timeout_s; the state of the last batch is good: load it to go on"
+GOOD_STATE = "The state of the last batch is good: load it to go on"
 
 
-def describe(plan: Plan, spot: Spot) -> str:
+def describe(plan: Plan, spot: Spot, verb: str = "has been") -> str:
     """What the engine is on, in words."""
     if spot.step == STOPPED:
         return "the engine process has been stopped (SIGSTOP, or a debugger)"
     if spot.step == DEALING:
-        return "the engine has been dealing out tasks (the source's chunk(), groups for the next stage)"
-    if spot.step == BATCH:
-        name = plan.batch.name or plan.batch.method
-    elif spot.step >= ACCUMULATORS:
-        accumulator = plan.accumulators[spot.step - ACCUMULATORS]
-        name = accumulator.name or accumulator.method
-    else:
-        return "the engine has been between two of its operators"
-    return f"operator '{name}', in the engine, has been on lane {spot.record}"
+        return f"the engine {verb} dealing out tasks (the source's chunk(), groups for the next stage)"
+    if spot.step < BATCH:
+        return f"the engine {verb} between two of its operators"
+    operator = plan.batch if spot.step == BATCH else plan.accumulators[spot.step - ACCUMULATORS]
+    what = "building a group for the next stage" if spot.record == WHOLE else f"on lane {spot.record}"
+    return f"operator '{operator.name or operator.method}', in the engine, {verb} {what}"
 
 
 class WatchedEngine:
@@ -60,6 +69,13 @@ class WatchedEngine:
     def condemn(self, stall: Stall) -> str:
         self.condemned = True
         return f"the engine is ended: {REMEDY}"
+
+    def post_mortem(self, status: int) -> str:
+        """How the engine ended, and what it was on, in words. `status`: as waitpid gives it."""
+        spot, on = self._where.spot(), ""
+        if spot is not None and spot.step != FLOW:
+            on = f"; {describe(self._plan, spot, 'was')}: if it dies there again, mend that"
+        return f"the engine process died ({how(status)}{on}). {GOOD_STATE}"
 
 
 class LauncherWatch:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zephon.errors import DataError, ShardError, ZephonError, describe
+from zephon.errors import DataError, ShardError, ZephonError, describe, reword
 from zephon.flow.task import Out, Slice, Task
 from zephon.io.dataset import Dataset
 from zephon.ops.base import At, Operator, Rows, as_zephon_error, let_through
 from zephon.plan.graph import StagePlan
-from zephon.record import Group, Handle, Origin, Pointers, Record, first_origin, join, record_of, start_of
+from zephon.record import Group, Handle, Pointers, Record, join, num_parts, record_of
 from zephon.runners.whereabouts import FETCH, LENGTHS, OPERATORS, Spot, Whereabouts
+from zephon.runners.who import Who, describe_by_first, describe_handle, leave_out
 
 Loaded = Record | ZephonError | None
 """A record, why it cannot be read or built, or None for an excluded row."""
@@ -64,7 +63,7 @@ class StageWork:
         loaded: what `load` gave, where that was called already.
         """
         clock = _Clock()
-        who = _Who(task, self._datasets)
+        who = Who(task, self._datasets)
         rows = Rows([], who, self._seed, self._interrupts, where.record)
         if loaded is None:
             where.enter(FETCH)
@@ -93,23 +92,28 @@ class StageWork:
         """The operators, in order."""
         return [operator.name or operator.method for operator in self.operators]
 
-    def blame(self, piece: Slice) -> tuple[str, tuple[str, int]]:
-        """(the first record of a slice in words, its (shard, row) for `exclude`)."""
-        who = _Who(Task(0, [piece]), self._datasets)
-        dataset, row = who.origin(0)[0][:2]
-        return who.where(0), self._datasets[dataset].locate(row)
+    def blame(self, piece: Slice) -> tuple[str, str]:
+        """(the first record of a slice in words, how to go on without it)."""
+        who = Who(Task(0, [piece]), self._datasets)
+        return who.where(0), leave_out(self._datasets, who.rows(0))
 
-    def describe(self, spot: Spot, slices: Sequence[Slice]) -> str:
-        """What a worker that works on `slices` is on, in words."""
+    def name_rows(self, piece: Slice, failure: tuple[int, ZephonError]) -> None:
+        """Completes what a worker said of a group: it knows the first of its rows alone."""
+        index, error = failure
+        if not isinstance(piece.items, Pointers) and num_parts(handle := piece.items[index]) > 1:
+            reword(error, describe_by_first(self._datasets, handle), describe_handle(self._datasets, handle))
+
+    def describe(self, spot: Spot, slices: Sequence[Slice], verb: str = "has been") -> str:
+        """What a worker that works on `slices` is on, or (verb "was") was on, in words."""
         if not spot.task:
-            return f"operator '{self.names[spot.step - OPERATORS]}' has been in setup(), before any record,"
+            return f"operator '{self.names[spot.step - OPERATORS]}' {verb} in setup(), before any record,"
         name, total = self._step(spot.step), sum(map(len, slices))
         if not total:
-            return f"{name} has been running"
-        who = _Who(Task(0, list(slices)), self._datasets)
+            return f"{name} {verb} running"
+        who = Who(Task(0, list(slices)), self._datasets)
         if spot.record < total:
-            return f"{name} has been on {who.where(spot.record)}"
-        return f"{name} has been on {total:,} records at once, the first of them {who.where(0)},"
+            return f"{name} {verb} on {who.where(spot.record)}"
+        return f"{name} {verb} on {total:,} records at once, the first of them {who.where(0)},"
 
     def _step(self, step: int) -> str:
         """A step in words."""
@@ -124,16 +128,17 @@ class StageWork:
 
     def refuse(self, task: Task, number: int, index: int, problem: Exception | int) -> ZephonError:
         """The error of a record that cannot cross to another process: what pickling raised, or its size."""
-        who, at = _Who(task, self._datasets), sum(map(len, task.slices[:number])) + index
+        who, at = Who(task, self._datasets), sum(map(len, task.slices[:number])) + index
         where = who.where(at)
         name = self.names[-1] if self.names else "fetch"
         if isinstance(problem, int):
             dataset, row = who.origin(at)[0][:2]
+            rows = "..." if who.is_group(at) else self._datasets[dataset].locate(row)  # a worker knows not all of them
             return DataError(
                 f"operator '{name}' made a record of {problem:,} bytes on {where}; max_record_bytes="
                 f"{self.max_record_bytes:,} is the most that may cross between processes: raise it with options("
                 "max_record_bytes=...), make smaller records, or leave the row out with Dataset(..., "
-                f"exclude=[{self._datasets[dataset].locate(row)}])"
+                f"exclude=[{rows}])"
             )
         return as_zephon_error(_unsendable(problem), name, where)
 
@@ -253,55 +258,8 @@ class _Clock:
         self._at = now
 
 
-class _Who:
-    """Who the records of a task are (the contract `Items` of operators)."""
-
-    def __init__(self, task: Task, datasets: Sequence[Dataset]) -> None:
-        self._slices, self._datasets = task.slices, datasets
-        self._ends = list(accumulate(map(len, task.slices)))
-
-    def _at(self, index: int) -> tuple[Slice, int]:
-        number = bisect_right(self._ends, index)
-        return self._slices[number], index - (self._ends[number] - len(self._slices[number]))
-
-    def origin(self, index: int) -> tuple[Origin, int]:
-        """(first origin, start in it)."""
-        piece, i = self._at(index)
-        items = piece.items
-        if isinstance(items, Pointers):
-            return (int(items.dataset[i]), int(items.row[i]), int(items.epoch[i]), ()), 0
-        return first_origin(items[i]), start_of(items[i])
-
-    def dataset(self, index: int) -> int:
-        """The index of the dataset of a record."""
-        return self.origin(index)[0][0]
-
-    def key(self, index: int) -> tuple[Any, ...]:
-        (dataset, row, epoch, path), start = self.origin(index)
-        return self._at(index)[0].pass_index, self._datasets[dataset].name, epoch, row, start, path
-
-    def where(self, index: int, path: tuple[int, ...] = ()) -> str:
-        dataset, row, epoch, before = self.origin(index)[0]
-        return (
-            f"lane {self._at(index)[0].lane}, {describe_origin(self._datasets, (dataset, row, epoch, before + path))}"
-        )
-
-
-def describe_origin(datasets: Sequence[Dataset], origin: Origin) -> str:
-    """An origin in words: dataset, shard, row, child."""
-    number, row, _, path = origin
-    shard, row_in_shard = datasets[number].locate(row)
-    child = f", child {'.'.join(map(str, path))}" if path else ""
-    return f"dataset '{datasets[number].name}', shard {shard}, row {row_in_shard}{child}"
-
-
-def describe_handle(datasets: Sequence[Dataset], handle: Handle) -> str:
-    """A record in flight in words, by its first origin."""
-    return describe_origin(datasets, first_origin(handle))
-
-
 def build_error(error: BaseException, handle: Handle, datasets: Sequence[Dataset]) -> ZephonError:
-    """What an accumulator's `build` raised on a group, with its name and the group's first record."""
+    """What an accumulator's `build` raised on a group, with its name and the group's records."""
     op = handle.op if isinstance(handle, Group) else None
     name = (op.name or op.method) if op is not None else "fetch"
     return as_zephon_error(error, name, describe_handle(datasets, handle))

@@ -48,6 +48,7 @@ from zephon.runners.whereabouts import CONTINUED, STOPPED, is_stopped, state_of
 from zephon.runners.worker import serve
 
 MOST_ERROR_BYTES = 100_000
+ENGINE_END_S = 1.0  # between the end of the engine's socket and its own
 LOOK_S = 1.0  # between two looks at children that may have lost their main thread, or be stopped
 STOPPED_LOOKS = 2  # in a row: where the whole tree was stopped, its processes go on one after the other
 
@@ -244,6 +245,7 @@ class _Tree:
         self._stopped.pop(pid, None)
         _, status = os.waitpid(pid, 0)
         if stage == ENGINE_STAGE:
+            self._last_word = self._last_word or WorkerError(self._watched.post_mortem(status))
             return True
         self._tell_engine(stage, index, status)
         return False
@@ -252,6 +254,14 @@ class _Tree:
         """How a worker ended; STOPPED or CONTINUED where it did not."""
         with contextlib.suppress(OSError):
             self._engine_end.send(msgspec.msgpack.encode([stage, index, status]))
+
+    def _await_engine(self) -> None:
+        """Its socket closed, so it is about to end: how, is for whoever waits for a batch."""
+        for pidfd, (_, stage, _) in list(self._children.items()):
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if stage == ENGINE_STAGE and poll.poll(ENGINE_END_S * 1000):
+                self._reap(pidfd)
 
     def _look(self, now_s: float) -> None:
         """Looks at the children, where it is time to."""
@@ -302,6 +312,7 @@ class _Tree:
         with contextlib.suppress(ConnectionResetError):  # it died with words of ours unread
             request = self._engine_end.recv(1 << 16)
         if not request:
+            self._await_engine()
             return True
         stage, index, number = msgspec.msgpack.decode(request)
         if number:

@@ -12,7 +12,6 @@ until one record alone has killed its worker `max_retries` times.
 
 from __future__ import annotations
 
-import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -29,6 +28,7 @@ from zephon.ipc.wake import Wake
 from zephon.plan.limits import TASKS_PER_WORKER
 from zephon.record import Pointers, Record
 from zephon.runners.base import Meter
+from zephon.runners.deaths import cause, how
 from zephon.runners.execute import StageWork
 from zephon.runners.watchdog import Stall
 from zephon.runners.whereabouts import CELLS_BYTES, STOPPED, WHOLE, Spot, Whereabouts
@@ -221,7 +221,6 @@ class ProcessPool:
         self._limit = len(wirings) * TASKS_PER_WORKER
         self._failed_starts = 0
         self.meter = Meter()
-        self.deaths = 0
 
     def has_room(self) -> bool:
         return len(self._jobs) < self._limit and min(len(w.assigned) for w in self._workers) < TASKS_PER_WORKER
@@ -258,27 +257,43 @@ class ProcessPool:
         piece = worker.assigned.popleft()
         worker.collected += 1
         piece.outs, seconds = result
+        for part, out in zip(piece.slices, piece.outs, strict=True):
+            if out.failure is not None:
+                self._work.name_rows(part, out.failure)
         self.meter.add(seconds, piece.num_records, len(message))
         return True
 
-    def died(self, index: int, status: int) -> None:
-        """Replaces a worker process that died, whether there is work for it or not. `status`: as waitpid gives it."""
+    def died(self, index: int, status: int) -> tuple[str, str]:
+        """Replaces a worker process that died, whether there is work for it or not. Returns (cause, who died).
+
+        `status`: as waitpid gives it.
+        """
         worker = self._workers[index]
         worker.results.drain()
         while self._collect(worker):
             pass
-        self.deaths += 1
+        told = cause(status, worker.stall), f"worker {index}, where {self._last_words(worker)}"
+        self.meter.deaths[told[0]] += 1
         if not worker.ready:
             self._failed_starts += 1
             if self._failed_starts >= MOST_FAILED_STARTS + 2 * len(self._workers):  # all may be killed at once
-                how = _how(status, worker.stall) + _hint(status, worker.stall)
                 raise WorkerError(
                     f"{self._failed_starts} workers in a row died while they started, in the setup of "
-                    f"'{' -> '.join(self._work.names)}': {how}; mend that setup, or use runner='threads' to see it"
+                    f"'{' -> '.join(self._work.names)}': {how(status, worker.stall)}; mend that setup, or use "
+                    "runner='threads' to see it"
                 )
         elif worker.assigned and not _was_stopped(worker.stall):
             self._suspect(worker, status)
         self._replace(worker)
+        return told
+
+    def _last_words(self, worker: _Worker) -> str:
+        """What a dead worker was on, as far as its cells tell."""
+        spot = worker.where.spot()
+        piece = worker.piece_at(spot) if spot is not None else None
+        if spot is None or (spot.task and piece is None):
+            return "nothing was being worked on"
+        return self._work.describe(spot, piece.slices if piece else [], "was").rstrip(",")
 
     def _suspect(self, worker: _Worker, status: int) -> None:
         """The first unfinished piece was being worked on: cut it, or count against its only record."""
@@ -304,16 +319,12 @@ class ProcessPool:
         return spot.record if spot is not None and known else None
 
     def _killer(self, piece: _Piece, status: int, stall: Stall | None) -> WorkerError:
-        where, exclude = self._work.blame(piece.slices[0])
+        where, remedy = self._work.blame(piece.slices[0])
         names = " -> ".join(self._work.names) or "fetch"
-        killed = f"killed its worker {piece.kills} times, alone, in '{names}': {_how(status)}"
-        mend = "mend the operator"
-        if stall is not None:
-            killed = f"stalled its worker {piece.kills} times, alone, in '{names}': {_how(status, stall)}"
-            mend += ", raise stall_timeout_s"
-        killed += _hint(status, stall)
+        did, mend = ("killed", "") if stall is None else ("stalled", ", raise stall_timeout_s")
         return WorkerError(
-            f"the record at {where} {killed}; {mend}, or leave the record out with Dataset(..., exclude=[{exclude}])"
+            f"the record at {where} {did} its worker {piece.kills} times, alone, in '{names}': {how(status, stall)}; "
+            f"mend the operator{mend}, or {remedy}"
         )
 
     def spots(self) -> list[Spot | None]:
@@ -365,28 +376,6 @@ class ProcessPool:
         """Nothing: the launcher ends the processes."""
 
 
-def os_signal(status: int) -> int:
-    """The signal that ended a process; 0 where it exited."""
-    return status & 0x7F
-
-
 def _was_stopped(stall: Stall | None) -> bool:
     """Whether a worker stood still between two tasks, for which no record is to blame."""
     return stall is not None and stall.spot.step == STOPPED
-
-
-def _hint(status: int, stall: Stall | None) -> str:
-    """What a death may come from, where that is not said already."""
-    return " (out of memory? the kernel kills so)" if stall is None and os_signal(status) == signal.SIGKILL else ""
-
-
-def _how(status: int, stall: Stall | None = None) -> str:
-    if stall is not None:
-        return f"it stood still for {stall.seconds:,.1f} s (stall_timeout_s)"
-    number = os_signal(status)
-    if not number:
-        return f"exit status {status >> 8}"
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -44,7 +44,7 @@ class Spot(msgspec.Struct, frozen=True):
 
 
 class Whereabouts:
-    """The cells of one process. Only that one calls `begin`, `enter`, `call` and `leave`, and writes to `record`."""
+    """The cells of one process. No other one calls what writes them, or writes to `record`."""
 
     def __init__(self, memory: memoryview | None = None) -> None:
         self._cells = (memory or memoryview(bytearray(CELLS_BYTES))).cast("Q")
@@ -66,6 +66,14 @@ class Whereabouts:
         cells[_TASK] += 1
         cells[_RECORD] = record
         cells[_STEP] = step
+
+    def within(self, step: int) -> int:
+        """The engine makes a further call for the same lane, or comes back from it. Returns the step that it was on."""
+        cells = self._cells
+        before = cells[_STEP]
+        cells[_TASK] += 1
+        cells[_STEP] = step
+        return before
 
     def leave(self) -> None:
         """Nothing is worked on: the worker waits for a task, or for room."""

@@ -19,17 +19,20 @@ from zephon.flow.task import Out, Slice, Task
 from zephon.ipc.codec import dump
 from zephon.ipc.columns import Array, Columns, make_columns
 from zephon.ipc.message import describe_columns, read_message, rebuild_columns, write_message
-from zephon.record import Block, Handle, Lineage, Origin, Pointers, Record, first_origin, join, start_of
+from zephon.record import Block, Handle, Lineage, Origin, Pointers, Record, first_origin, join, num_parts, start_of
 
 
 class KnownLineage(Lineage):
-    """The lineage of records that were sent to a worker."""
+    """The lineage of records that were sent to a worker: of each the first origin, and its start.
 
-    __slots__ = ("known",)
+    `parts`: of how many records the groups among them are.
+    """
 
-    def __init__(self, known: list[tuple[Origin, int]]) -> None:
+    __slots__ = ("known", "parts")
+
+    def __init__(self, known: list[tuple[Origin, int]], parts: dict[int, int]) -> None:
         super().__init__([], range(len(known)))
-        self.known = known
+        self.known, self.parts = known, parts
 
     def origins(self, i: int) -> tuple[Origin, ...]:
         return (self.known[i][0],)
@@ -39,6 +42,9 @@ class KnownLineage(Lineage):
 
     def start(self, i: int) -> int:
         return self.known[i][1]
+
+    def num_parts(self, i: int) -> int:
+        return self.parts.get(i, 1)
 
 
 class Notes(NamedTuple):
@@ -83,7 +89,23 @@ def write_task(
     handles: list[Handle] = [handle for piece in slices for handle in piece.items]  # type: ignore[union-attr]
     description, parts = describe_columns(_build_columns(handles, builder))
     known = [[*first_origin(handle), int(start_of(handle))] for handle in handles]
-    return write_message([seq, shape, [description, known], notes], parts)
+    return write_message([seq, shape, [description, known, _groups(handles)], notes], parts)
+
+
+def _groups(handles: Sequence[Handle]) -> list[tuple[int, int]]:
+    """(position, number of parts) of each group, or record that came from one."""
+    found: list[tuple[int, int]] = []
+    plain: Block | None = None  # one whose records are no groups
+    for i, handle in enumerate(handles):
+        if isinstance(handle, tuple):
+            if handle[0] is plain:
+                continue
+            if handle[0].lineage.is_pointers:
+                plain = handle[0]
+                continue
+        if (parts := num_parts(handle)) > 1:
+            found.append((i, parts))
+    return found
 
 
 def _build_columns(handles: Sequence[Handle], builder: Builder) -> Columns:
@@ -106,9 +128,11 @@ def read_task(memory: Any) -> tuple[Task, Notes]:
     notes = Notes(freed, [(start, size) for start, size in held], alone)
     if later is None:
         return Task(seq, _pointer_slices(shape, buffers)), notes
-    description, known = later
+    description, known, groups = later
     columns = rebuild_columns(description, iter([b.copy() for b in buffers]))
-    lineage = KnownLineage([((d, row, epoch, tuple(path)), start) for d, row, epoch, path, start in known])
+    lineage = KnownLineage(
+        [((d, row, epoch, tuple(path)), start) for d, row, epoch, path, start in known], dict(groups)
+    )
     block = Block(list(columns), lineage)
     slices, at = [], 0
     for lane, pass_index, size in shape:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from zephon.errors import InternalError, ZephonError, describe
+from zephon.errors import InternalError, ZephonError, describe, set_place
 from zephon.flow.task import Task
 from zephon.ipc.area import Area
 from zephon.ipc.channel import Receiver, Sender
@@ -31,6 +31,7 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
     parent = os.getppid()
     stacks.listen(stack_file)
     send_whole()
+    set_place("a worker")
 
     def alive() -> None:
         if os.getppid() != parent:
