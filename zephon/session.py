@@ -17,7 +17,7 @@ from typing import Any, cast
 import msgspec
 
 from zephon.batch import Batch
-from zephon.checkpoint.restore import check_definition, check_source, fit_lanes
+from zephon.checkpoint.restore import check_definition, check_held, check_source, fit_lanes
 from zephon.checkpoint.schema import State, write_state
 from zephon.drive import DRIVERS, Driver
 from zephon.engine import Job, Ready
@@ -112,6 +112,7 @@ class Session:
             for notice in check_definition(state, resolved.fingerprint, self.allow):
                 log.warning("%s", notice)
             check_source(state, source, plan)
+            check_held(state, source, plan)
         return resolved
 
     def _first_start(self) -> dict[int, LaneState]:

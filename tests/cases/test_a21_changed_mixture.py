@@ -151,9 +151,9 @@ def test_where_a_pass_that_would_end_elsewhere_is_near_its_end() -> None:
     assert "the pass would end elsewhere" in text
 
 
-@pytest.mark.parametrize(("window", "read"), [(3, 96), (0, 112)])
+@pytest.mark.parametrize(("window", "read"), [(3, 96), (0, 128)])
 def test_windows_count_as_read_to_their_end(window: int, read: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without windows: to where the next state is due, 16 pointers, two chunks, behind the last."""
+    """Without windows: to where the next state is due, 16 pointers behind the last, which is at 48."""
     monkeypatch.setattr(limits, "LEAST_SAVE_POINTERS", 16)
 
     def shuffled(weights: Any, **options: Any) -> zp.Pipeline:

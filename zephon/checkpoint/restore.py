@@ -8,6 +8,7 @@ import msgspec
 
 from zephon.checkpoint.schema import State
 from zephon.errors import CheckpointError
+from zephon.flow.held import read_held
 from zephon.flow.progress import Counts, LaneState
 from zephon.plan.fingerprint import Difference, Fingerprint, differences, is_code
 from zephon.plan.graph import Plan
@@ -50,22 +51,48 @@ def check_source(state: State, source: WorkSource, plan: Plan) -> None:
     """Raises CheckpointError where weights or datasets differ over what was read, though `allow` names them."""
     was = state.fingerprint.get("source")
     if isinstance(source, StaticMixture) and isinstance(was, dict) and was.get("type") == type(source).__name__:
-        together = int(state.fingerprint.get("flush_every_k_chunks") or 0)
-        if not together and plan.regroups:  # then a place is a state of the accumulators, or the begin of the pass
-            together = -(-save_every(plan, source.chunk_size) // source.chunk_size)
-        check_continues(source, was, state.canonical_replicas, _rows_read(state, together or 1))
+        window = int(state.fingerprint.get("flush_every_k_chunks") or 0) * source.chunk_size
+        if not window and plan.regroups:  # then the next place is the next state of the accumulators
+            window = save_every(plan, source.chunk_size)
+        check_continues(source, was, state.canonical_replicas, _rows_read(state, window or 1, source.chunk_size))
 
 
-def _rows_read(state: State, together: int) -> int:
+def check_held(state: State, source: WorkSource, plan: Plan) -> None:
+    """Raises CheckpointError where what the lanes held cannot be read, is missing, or would be taken for another's."""
+    for lane, place in state.lanes.items():
+        try:
+            for raw in place.held:
+                read_held(raw)
+        except ValueError as error:
+            raise CheckpointError(f"the state is damaged: lane {lane}: {error}") from error
+        never_cut = plan.regroups and state.fingerprint.get("flush_every_k_chunks") == 0
+        if never_cut and not place.held and (place.chunk, place.offset) != (0, 0):
+            raise CheckpointError(f"the state is damaged: lane {lane} lacks what its accumulators held")
+    if not any(place.held for place in state.lanes.values()):
+        return
+    fields = state.fingerprint.get("source")
+    was = fields.get("datasets") if isinstance(fields, dict) else None
+    now = [dataset.name for dataset in source.datasets]
+    if isinstance(was, list) and now[: len(was)] != was:
+        raise CheckpointError(
+            f"source.datasets: the state has {was}, this pipeline {now}. Accumulators hold records of them, known by "
+            "the place of their dataset in that list: add datasets behind the others, or change them between two passes"
+        )
+
+
+def _rows_read(state: State, window: int, chunk_size: int) -> int:
     """Every lane's chunks that count as read of the current pass lie below it.
 
-    together: chunks, of which all count as read once a lane has begun with one; a place is at the begin of them.
+    window: pointers from a lane's place on that count as read where it has begun with them.
     """
     now = min((place.pass_index for place in state.lanes.values()), default=0)
     if any(place.pass_index > now for place in state.lanes.values()):  # such a lane has read all of it
         return MAX_POSITION
-    begun = (place.chunk + together * bool(place.offset or place.skip) for place in state.lanes.values())
-    return max(begun, default=0)
+    ends = (
+        place.chunk * chunk_size + place.offset + window * bool(place.offset or place.skip)
+        for place in state.lanes.values()
+    )
+    return -(-max(ends, default=0) // chunk_size)
 
 
 def fit_lanes(state: State, reasons: Mapping[str, int], batch_size: int, cycles_per_step: int) -> dict[int, LaneState]:

@@ -67,7 +67,7 @@ class LaneBatcher:
         self._segments: list[Segment] = []
         self._counter = Counter(reasons, state.place_counts)
         self._window = (state.chunk, state.offset, state.samples - state.skip, state.place_counts, state.held)
-        self._num_held = -1
+        self._most_held = -1
         self._last: tuple[int, int, Counts, Counts] = (-1, 0, (), ())
         self._dry_chunks = dry_chunks
         self._dry_since, self._dry_from = state.chunk, state.place_counts
@@ -152,22 +152,25 @@ class LaneBatcher:
                 items.append(self._cut())
             items.append(End(self._state.next_pass(self._counter.now)))
         else:
+            if mark.kind == "flush":  # a changed operator gave fewer samples than were delivered of this window
+                self._skip = 0
             entered = self._state.samples + self._held - self._skip
             saved = mark.kind == "save"
             chunk, offset = event_place(mark.event + 1) if saved else (event_place(mark.event)[0] + 1, 0)
             self._window = (chunk, offset, entered, self._counter.now, mark.saved)
-            if saved and mark.num_held != self._num_held:  # something came through, if not as far as here
-                self._num_held = mark.num_held
+            if saved and mark.num_held > self._most_held:  # something came through, if not as far as here
+                self._most_held = mark.num_held
                 self._dry_since, self._dry_from = chunk, self._counter.now
 
     def _is_dry(self, run: Run) -> bool:
         """Whether too many whole chunks of an endless pass gave nothing. Judged by chunks, so not by how they are cut.
 
-        Where accumulators hold records, only a flush tells that there was nothing, or that they hold as many as before.
+        Where accumulators hold records, only a flush tells that there was nothing, or that they hold no more than they
+        did once: what they hold may come and go without end.
         """
         mark = run.mark
         settled = mark is not None and (
-            mark.kind == "flush" or (mark.kind == "save" and mark.num_held == self._num_held)
+            mark.kind == "flush" or (mark.kind == "save" and mark.num_held <= self._most_held)
         )
         if self._dry_chunks is None or (self._windows and (len(run.samples) or not settled)):
             return False

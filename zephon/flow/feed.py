@@ -55,11 +55,14 @@ class LaneFeed:
     ) -> None:
         self._source, self._num_lanes, self._flush_every = source, num_lanes, flush_every
         self._save_every, self._remakes = save_every, deque(remakes)
+        self._since = 0
+        """Pointers since the last place: the next state is due so that it does not depend on where a run began."""
         self.lane, self.pass_index = lane, pass_index
         self._chunk, self._offset = chunk, offset
         self._ahead: deque[Pointers] = deque()
         self._at_once = 1
         self._pointers = self._load()
+        self._earlier = chunk, self._pointers  # a chunk of which records are made again
         while 0 < self._length <= self._offset:  # the place is the mark behind a chunk
             self._chunk, self._offset = self._chunk + 1, 0
             self._pointers = self._load()
@@ -87,7 +90,7 @@ class LaneFeed:
         start, length = self._offset, self._length
         stop = min(length, start + most)
         if self._save_every:
-            stop = min(stop, (start // self._save_every + 1) * self._save_every)
+            stop = min(stop, start + self._save_every - self._since)
         size = stop - start
         pointers = self._pointers.cut(start, stop)
         first = event_at(self._chunk, start)
@@ -96,26 +99,23 @@ class LaneFeed:
             mark = self._move_to(stop)
         else:
             self._offset = stop
-        if mark is None and self._is_save(stop, length):
+        self._since += size
+        if mark is None and self._save_every and self._since == self._save_every:
             mark = Mark("save", first + size - 1)
+        if mark is not None:
+            self._since = 0
         self.on_the_way += size
         through = mark.event if mark else first + size - 1
         events = range(first, first + size)
         return Slice(self.lane, self.pass_index, pointers, events, through, mark, num_pointers=size)
 
-    def _is_save(self, stop: int, length: int) -> bool:
-        """Whether what the accumulators hold is written down here: every so many pointers, counted from the start."""
-        if not self._save_every or not stop:
-            return False
-        if stop < length:
-            return stop % self._save_every == 0
-        return self._chunk % -(-self._save_every // length) == 0
-
     def _pointers_of(self, events: list[int]) -> Pointers:
         """The pointers of earlier events of this pass, ascending."""
         found = []
         for chunk, some in groupby(events, lambda event: event_place(event)[0]):
-            whole = self._source.chunk(self.lane, self._num_lanes, self.pass_index, chunk)
+            if chunk != self._earlier[0]:
+                self._earlier = chunk, self._source.chunk(self.lane, self._num_lanes, self.pass_index, chunk)
+            whole = self._earlier[1]
             at = [event_place(event)[1] for event in some]
             found.append(Pointers(whole.dataset[at], whole.row[at], whole.epoch[at]))
         return join(found)

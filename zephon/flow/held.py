@@ -8,6 +8,7 @@ pipeline ran. Numbers of pointers' records count up from 0, those of the rest do
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from itertools import count
 from operator import itemgetter
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from zephon.ops.accumulator import Accumulator, Held
 from zephon.record import EVENT_BITS, MAX_CHUNK_SIZE, Attached, Group, Handle, event_at, event_place
 
+CHECKSUM_BYTES = 8
 Path = tuple[int, ...]
 Column = int | list[Any]
 """Whole numbers: one for all of them, or [dtype, bytes]; anything else as a plain list behind an empty dtype."""
@@ -79,7 +81,7 @@ def write_held(rows: Rows, row: int, all_held: Sequence[tuple[str, Held]], place
         numbers = writer.numbers(handles, row)
         states.append((len(numbers), write_column(numbers), write_column(first), write_column(second), held.plain))
     events = np.array(writer.events, np.int64)
-    return _encode(
+    raw = _encode(
         Table(
             [name for name, _ in all_held],
             len(writer.events),
@@ -91,6 +93,11 @@ def write_held(rows: Rows, row: int, all_held: Sequence[tuple[str, Held]], place
             states,
         )
     )
+    return raw + _checksum(raw)
+
+
+def _checksum(raw: bytes) -> bytes:
+    return hashlib.blake2b(raw, digest_size=CHECKSUM_BYTES).digest()
 
 
 class _Writer:
@@ -175,6 +182,9 @@ def _base(handle: Any) -> tuple[int | Group, Path]:
 
 def read_held(raw: bytes) -> Table:
     """The table of `write_held`. Raises ValueError."""
+    raw, checksum = raw[:-CHECKSUM_BYTES], raw[-CHECKSUM_BYTES:]
+    if checksum != _checksum(raw):
+        raise ValueError("what a lane's accumulators hold is damaged: its checksum is another one")
     try:
         return _decode(raw)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -212,7 +222,7 @@ def write_column(values: Sequence[Any] | NDArray[np.int64]) -> Column:
         return 0
     if isinstance(values, range):
         return ["+", values[0]]
-    if not isinstance(values, np.ndarray) and set(map(type, values)) != {int}:
+    if not isinstance(values, np.ndarray) and not all(_is_whole(kind) for kind in set(map(type, values))):
         return ["", list(values)]
     array = np.asarray(values, np.int64)
     low, high = int(array.min()), int(array.max())
@@ -222,6 +232,10 @@ def write_column(values: Sequence[Any] | NDArray[np.int64]) -> Column:
         return ["+", low]
     kind = next(k for k in ("u1", "u2", "u4", "i1", "i2", "i4", "i8") if _fits(low, high, k))
     return [kind, array.astype(f"<{kind}").tobytes()]
+
+
+def _is_whole(kind: type) -> bool:
+    return kind is int or issubclass(kind, np.integer)
 
 
 def _fits(low: int, high: int, kind: str) -> bool:
