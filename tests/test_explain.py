@@ -351,3 +351,10 @@ def test_weights_that_change() -> None:
     lines = section(zp.Pipeline(source(weights=ramp, end="repeat")).options(canonical_replicas=2).explain(), "source")
     assert lines[3].startswith("weights change at 64 positions of a pass: 1,000, 2,000, ")
     assert lines[3].endswith(", 8,000, ... 64,000")
+
+
+def test_memory_says_what_held_records_keep() -> None:
+    line = pipeline().shuffle(40).options(task_records=64)
+    told = "a held record keeps all of its task in memory: of a shuffle, up to ln 64 + 0.6 = 4.7 times what it holds"
+    assert any(told in found for found in line.explain().splitlines())
+    assert "a held record" not in pipeline().options(task_records=64).explain()

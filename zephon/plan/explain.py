@@ -264,6 +264,11 @@ def _memory(plan: Plan, topology: Topology, source: WorkSource, options: Options
             )
         )
     lines = _rows(cells)
+    if plan.accumulators and records > 1:
+        lines.append(
+            f"a held record keeps all of its task in memory: of a shuffle, up to ln {records:,} + 0.6 = "
+            f"{math.log(records) + 0.58:.1f} times what it holds"
+        )
     bound = lane_batches(prefetch, pointers, children, held, size)
     if not is_bound:
         return [*lines, "no bound in batches: an accumulator of your own holds what it holds, at most a window"]
