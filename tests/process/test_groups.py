@@ -233,12 +233,12 @@ def test_a_group_of_one_is_its_record() -> None:
 
 
 def test_rows_of_two_datasets_are_left_out_of_both() -> None:
-    told = leave_out(DATASETS, {0: [1], 1: [2, 3]})
+    told = leave_out(DATASETS, {0: [1], 1: [2, 3]}, False)
     assert "Dataset(..., exclude=[('list', 1)]) of 'a' and Dataset(..., exclude=[('list', 2), ('list', 3)]) of" in told
     assert told.endswith("allow=['datasets.a.exclude', 'datasets.b.exclude']")
 
 
 def test_too_many_rows_are_not_listed() -> None:
-    told = leave_out(DATASETS, {0: list(range(65))})
+    told = leave_out(DATASETS, {0: list(range(65))}, False)
     assert told.startswith("try its rows in smaller groups")
     assert len(told) < 250

@@ -95,7 +95,7 @@ class StageWork:
     def blame(self, piece: Slice) -> tuple[str, str]:
         """(the first record of a slice in words, how to go on without it)."""
         who = Who(Task(0, [piece]), self._datasets)
-        return who.where(0), leave_out(self._datasets, who.rows(0))
+        return who.where(0), leave_out(self._datasets, who.rows(0), not isinstance(piece.items, Pointers))
 
     def name_rows(self, piece: Slice, failure: tuple[int, ZephonError]) -> None:
         """Completes what a worker said of a group: it knows the first of its rows alone."""

@@ -101,8 +101,8 @@ def describe_by_first(datasets: Sequence[Dataset], handle: Handle) -> str:
     return f"a group of {num_parts(handle):,} records, the first of them {first}"
 
 
-def leave_out(datasets: Sequence[Dataset], found: _Rows) -> str:
-    """How to go on without some rows, in words."""
+def leave_out(datasets: Sequence[Dataset], found: _Rows, is_regrouped: bool) -> str:
+    """How to go on without some rows, in words. is_regrouped: accumulators took them in, so a state may hold them."""
     names = [datasets[number].name for number in found]
     several = sum(map(len, found.values())) > 1
     excludes = [
@@ -119,7 +119,8 @@ def leave_out(datasets: Sequence[Dataset], found: _Rows) -> str:
         )
     else:
         told = f"leave the record out with {excludes[0]}"
-    return f"{told}; the state still loads, with allow={[f'datasets.{name}.exclude' for name in names]!r}"
+    allowed = f"the state still loads, with allow={[f'datasets.{name}.exclude' for name in names]!r}"
+    return f"{told}; {allowed}{', or an older one does, from before a shuffle or the like took them in' * is_regrouped}"
 
 
 def _rows_of(origins: Sequence[Origin]) -> _Rows:
