@@ -62,7 +62,8 @@ def test_a_time_out_makes_a_death_of_it(warned: Warned, wanted: list[str]) -> No
         kill(victim, signal.SIGSTOP)
         assert found + digests(iterator) == wanted
         assert not lives(victim)
-    [text] = warned.texts
+    text, death = warned.texts
+    assert death.startswith("a worker died (stall_timeout_s): worker 0, where nothing was being worked on")
     assert text.startswith(f"worker 0 {STOPPED}, while tasks wait for it, for ")
     assert "its worker is ended and the work tried again (stall_timeout_s)" in text
 
