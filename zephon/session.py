@@ -18,6 +18,7 @@ import msgspec
 from zephon.batch import Batch
 from zephon.checkpoint.restore import check_definition, check_source, fit_lanes
 from zephon.checkpoint.schema import State, write_state
+from zephon.collective import Exchange
 from zephon.drive import DRIVERS, Driver
 from zephon.engine import Job, Ready
 from zephon.errors import CheckpointError, Closed, ConfigError, InternalError
@@ -75,6 +76,7 @@ class Session:
         self.current = dict(self.start)
         self._most_turns = self._most_advanced()
         self._started = False
+        self.exchange = Exchange(self.resolved.topology, definition.options.topology)
 
     def _resolve(self) -> Resolved:
         definition, state = self.definition, self.loaded
