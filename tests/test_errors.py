@@ -108,6 +108,13 @@ def test_a_long_message_says_how_long_it_was() -> None:
     assert "5,000,000" in describe(ValueError("x" * 5_000_000))
 
 
+def test_an_exception_without_a_message_is_its_class() -> None:
+    assert describe(MemoryError()) == "MemoryError"
+    assert str(operator_error(KeyError(), "clean", "row 1")) == "operator 'clean' failed on row 1: KeyError"
+    found = operator_error(MemoryError(), "clean", "row 1", "give it more")
+    assert str(found) == "operator 'clean' failed on row 1: MemoryError: give it more"
+
+
 def test_a_cause_that_cannot_travel_is_described(recwarn: Any) -> None:
     class Local(Exception):
         pass

@@ -149,6 +149,14 @@ def test_restart() -> None:
     assert by_window[0] == (
         "by window, because 'map_batches', 'shuffle', 'pack' regroup records: a window is 3 chunks, 48 pointers"
     )
+    assert by_window[1:] == ["a restart reads the open window of each lane again, and drops what was delivered of it"]
+    held = (
+        "by what is held: the records that the accumulators held are made again, each lane's own, and at most 1,024 "
+        "pointers that came since are read again"
+    )
+    long = section(pipeline(flush_every_k_chunks=129).explain(), "restart")  # 129 x 16 pointers
+    assert long[1:] == [f"inside a window {held}"]
+    assert section(pipeline(flush_every_k_chunks=0).explain(), "restart") == [held]
     by_pointer = section(zp.Pipeline(source()).map(dict, name="m").batch(2).explain(), "restart")
     assert [line[:10] for line in by_pointer] == ["by pointer"]
 

@@ -6,12 +6,26 @@ import errno
 import os
 import re
 import resource
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from zephon import identity, limits
-from zephon.limits import cpu_limit, limit_error, memory_left, memory_limit, raise_descriptors, resource_limit
+from zephon.errors import ConfigError
+from zephon.io import Dataset
+from zephon.limits import (
+    cpu_limit,
+    import_error,
+    limit_error,
+    memory_left,
+    memory_limit,
+    raise_descriptors,
+    resource_limit,
+)
+from zephon.ops.chat_template import ChatTemplate
+from zephon.ops.tokenize import make_encoder
 
 MIB = 1 << 20
 
@@ -119,6 +133,67 @@ def test_the_number_is_that_of_this_process() -> None:
 def test_a_limit_of_the_address_space_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (307_200_000, 307_200_000))
     assert "is 307,200,000 bytes here; raise that (ulimit -v), or lower" in str(limit_error(MemoryError("x"), "it"))
+
+
+ABSENT = ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (ABSENT, "needs pyarrow, which is not installed: pip install 'zephon[parquet]'"),
+        (
+            ModuleNotFoundError("No module named 'numexpr'", name="numexpr"),  # something that pyarrow wants
+            "needs pyarrow, which is installed, but its import failed: ModuleNotFoundError: No module named 'numexpr'",
+        ),
+        (
+            ImportError("libarrow.so: failed to map segment from shared object"),
+            "import failed: ImportError: libarrow.so: failed to map segment from shared object; give the contain",
+        ),
+        (OSError("libarrow.so: cannot open shared object file"), "cannot open shared object file; mend that install"),
+        (MemoryError(), "which is installed, but its import failed: MemoryError; give the container more memory"),
+    ],
+)
+def test_a_library_that_is_absent_is_told_from_one_that_fails(error: Exception, wanted: str) -> None:
+    found = import_error(error, "pyarrow", "reading Parquet", "zephon[parquet]")
+    assert str(found).startswith("reading Parquet needs pyarrow, which is")
+    assert wanted in str(found)
+    assert ("pip" in str(found)) is (error is ABSENT)
+
+
+def broken_package(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of that name which is there, and cannot be imported."""
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text("raise ImportError('its library: failed to map segment')")
+    for module in [m for m in sys.modules if m.partition(".")[0] == name]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.mark.parametrize("broken", [True, False])
+@pytest.mark.parametrize("library", ["pyarrow", "tokenizers", "jinja2"])
+def test_every_library_that_is_wanted(
+    library: str, broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if broken:
+        broken_package(tmp_path, library, monkeypatch)
+    else:
+        monkeypatch.setitem(sys.modules, library, None)
+    wanted = "installed, but its import failed: ImportError: its library" if broken else "not installed: pip install"
+    with pytest.raises(ConfigError, match=f"needs {library}, which is {wanted}"):
+        USES[library](tmp_path)
+
+
+def read_parquet(folder: Path) -> None:
+    (folder / "rows.parquet").write_bytes(b"PAR1")
+    Dataset.from_path("toy", folder / "rows.parquet")
+
+
+USES: dict[str, Callable[[Path], object]] = {
+    "pyarrow": read_parquet,
+    "tokenizers": lambda _: make_encoder("{}"),
+    "jinja2": lambda _: ChatTemplate("{{ messages }}", {}, []),
+}
 
 
 def test_descriptors_are_raised_as_far_as_the_hard_limit(monkeypatch: pytest.MonkeyPatch) -> None:

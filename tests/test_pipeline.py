@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -95,6 +96,59 @@ def test_one_instance_applied_twice_is_two_steps() -> None:
     assert step.name is None
     with pytest.raises(zp.errors.ConfigError, match="apply"):
         pipeline(3).apply(clean)  # type: ignore[arg-type]
+
+
+class Holds(zp.Operator):
+    """Has whatever it is given as an attribute of that name."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+    def process(self, record: dict[str, Any]) -> dict[str, Any]:
+        return record
+
+
+class HoldsTogether(zp.Accumulator):
+    """The same, as an accumulator."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
+class SaysWhatCounts(Holds):
+    def settings(self) -> dict[str, Any]:
+        return {"level": self.level}  # type: ignore[attr-defined]
+
+
+OPEN: list[Callable[[], Any]] = [threading.Lock, lambda: open(__file__), lambda: (i for i in range(3))]  # noqa: SIM115
+
+
+@pytest.mark.parametrize("make", OPEN)
+def test_an_attribute_that_cannot_be_compared_is_named(make: Callable[[], Any]) -> None:
+    value = make()
+    base = pipeline(4)
+    with pytest.raises(zp.errors.ConfigError) as caught:
+        base.apply(Holds(size=3)).apply(Holds(size=3, source=value))
+    text = str(caught.value)
+    assert text.startswith("operator 'apply_2' (Holds), 'source': TypeError: cannot pickle ")
+    assert text.endswith(
+        "each must be a plain value or a function: make it private (_source), opened in an operator's setup(), or let "
+        "settings() say what decides the step"
+    )
+    with pytest.raises(zp.errors.ConfigError, match=r"operator 'calm' \(SaysWhatCounts\), 'level': TypeError: cannot"):
+        base.apply(SaysWhatCounts(level=value), name="calm")
+    for fine in (Holds(size=3, _source=value), SaysWhatCounts(level=3, source=value)):
+        assert len(list(on(base.apply(fine).batch(2), 0))) == 2
+    getattr(value, "close", bool)()
+
+
+@pytest.mark.parametrize("name", ["source", "_source"])
+def test_an_accumulator_that_cannot_be_copied_is_named(name: str) -> None:
+    with pytest.raises(zp.errors.ConfigError) as caught:
+        pipeline(4).apply(HoldsTogether(size=3, **{name: threading.Lock()}))
+    assert str(caught.value).startswith(
+        f"operator 'apply' (HoldsTogether), '{name}': TypeError: cannot pickle '_thread.lock' object; an accumulator is"
+    )
 
 
 @pytest.mark.parametrize("bad", [-1, True, 1.5, "3", None])

@@ -46,6 +46,13 @@ class DataError(ZephonError):
     """A record or a file cannot be read, or breaks a bound: mend or exclude the data."""
 
 
+class ShardError(DataError):
+    """A whole shard cannot be read (gone, changed, not readable here), or a row for which this machine has no memory.
+
+    `on_error="skip"` must not skip it: another rank may read that file, and a skip has to follow from the record alone.
+    """
+
+
 class CheckpointError(ZephonError, ValueError):
     """A state does not fit this pipeline, or states do not fit each other."""
 
@@ -84,13 +91,13 @@ class OperatorError(ZephonError):
 
 
 def describe(error: BaseException) -> str:
-    """`Type: message`, bounded, also for exceptions whose `__str__` raises."""
+    """`Type: message`, bounded, or `Type` without one; also for exceptions whose `__str__` raises."""
     text = _tried(
         lambda: str(error), lambda broken: f"<message unavailable: its __str__ raised {type(broken).__name__}>"
     )
     if len(text) > _LONGEST_TEXT:
         text = f"{text[:_LONGEST_TEXT]}... ({len(text):,} characters)"
-    return f"{type(error).__name__}: {text}"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _tried(make: Callable[[], _T], otherwise: Callable[[BaseException], _T]) -> _T:
@@ -115,9 +122,10 @@ def is_ctrl_c(error: BaseException) -> bool:
     )
 
 
-def operator_error(original: BaseException, operator: str, where: str) -> OperatorError:
+def operator_error(original: BaseException, operator: str, where: str, remedy: str = "") -> OperatorError:
     """The error that reaches the consumer when `original` was raised by `operator` on the record at `where`."""
-    return _rebuild(f"operator '{operator}' failed on {where}: {describe(original)}", operator, where, original)
+    text = f"operator '{operator}' failed on {where}: {describe(original)}"
+    return _rebuild(f"{text}: {remedy}" if remedy else text, operator, where, original)
 
 
 def _arrive(message: str, operator: str, where: str, links: _Links, notes: Sequence[str]) -> OperatorError:

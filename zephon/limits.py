@@ -156,13 +156,36 @@ def _remedy(error: BaseException) -> str | None:
             "own (pids.max); raise that (ulimit -u), or lower parallelism"
         )
     if number == errno.ENOMEM:
-        limited = resource_limit("AS")[0] is not None
-        why = f"the address space of a process is {_shown('AS')} bytes here; raise that (ulimit -v)" if limited else ""
-        lower = "or lower ring_bytes, parallelism, prefetch_batches or the size of a batch"
-        return f"{why or 'give the container more memory'}, {lower}"
+        return memory_remedy()
     if number == errno.ENOSPC:
         return "no room is left; free some, or lower ring_bytes, parallelism or the size of a batch"
     return None
+
+
+def memory_remedy() -> str:
+    """What to do where a process can have no more memory."""
+    limited = resource_limit("AS")[0] is not None
+    why = f"the address space of a process is {_shown('AS')} bytes here; raise that (ulimit -v)" if limited else ""
+    lower = "or lower ring_bytes, parallelism, prefetch_batches or the size of a batch"
+    return f"{why or 'give the container more memory'}, {lower}"
+
+
+def import_error(error: Exception, module: str, who: str, extra: str) -> ConfigError:
+    """The error where `who` cannot import a library: it is not there, or it is and its import failed.
+
+    extra: what pip installs it with.
+    """
+    if isinstance(error, ModuleNotFoundError) and error.name == module:
+        return ConfigError(f"{who} needs {module}, which is not installed: pip install {extra!r}")
+    remedy = memory_remedy() if _wants_memory(error) else "mend that installation"
+    return ConfigError(f"{who} needs {module}, which is installed, but its import failed: {describe(error)}; {remedy}")
+
+
+def _wants_memory(error: Exception) -> bool:
+    """Whether an import failed for want of memory; the loader of shared libraries says so in words only."""
+    return isinstance(error, MemoryError) or any(
+        words in str(error) for words in ("failed to map segment", "annot allocate memory")
+    )
 
 
 def _shown(name: str) -> str:

@@ -27,8 +27,8 @@ class DataOptions(msgspec.Struct, frozen=True, kw_only=True):
     flush_every_k_chunks: int | None = None
     """Chunks between two flush sentinels of a lane. Unset: 8 where an operator regroups records, else none.
 
-    0: nothing is ever cut. A state then also holds which records shuffle, pack and the like hold, some 8 to 16 bytes a
-    record, and a restart makes those again."""
+    0: nothing is ever cut. A state then also says which records shuffle, pack and the like hold, some 5 bytes a record
+    and at most 24, and a restart makes those again. An accumulator without `state` and `load` is a ConfigError then."""
     deterministic: bool = True
     """False gives up the order across tasks, and with it elastic resume."""
 

@@ -10,7 +10,7 @@ from zephon.batch import Batch
 from zephon.checkpoint.schema import read_state
 from zephon.errors import ConfigError
 from zephon.identity import mesh_options
-from zephon.ops.accumulator import Accumulator
+from zephon.ops.accumulator import Accumulator, own_copy
 from zephon.ops.base import MAX_CHILDREN, Node
 from zephon.ops.batch import Batch as BatchNode
 from zephon.ops.batch import Formatter
@@ -86,7 +86,7 @@ class Pipeline:
         if not isinstance(node, Node):
             raise ConfigError(f"apply({type(node).__name__}): an Operator or an Accumulator is wanted")
         # One instance may be added twice; an accumulator's state must then be each step's own.
-        own = copy.deepcopy(node) if isinstance(node, Accumulator) else copy.copy(node)
+        own = own_copy(node) if isinstance(node, Accumulator) else copy.copy(node)
         own.name = name or own.name
         return self._add(own)
 
@@ -243,7 +243,7 @@ class Pipeline:
         return self._add(_construct(ToTraining, ignore_index, **settings))
 
     def options(self, *, mesh: Any = None, **settings: Any) -> Self:
-        """Changes settings; see `zephon.options` for the three groups. Unknown names are an error.
+        """Changes settings, of three groups: see docs/settings.md. Unknown names are an error.
 
         mesh: the data-parallel part of a torch DeviceMesh, as device_mesh["dp"], in place of dp_degree and dp_group_id:
         ranks that differ only in other dimensions (tensor, pipeline, context) get the same batches.

@@ -184,7 +184,7 @@ def test_without_pyarrow_the_remedy_is_named(a9: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.run([sys.executable, "-c", script], env=env, check=False, capture_output=True, text=True)
     assert run.returncode == 1
-    assert "ConfigError: Parquet files need pyarrow" in run.stderr
+    assert "ConfigError: reading Parquet needs pyarrow, which is not installed: pip install" in run.stderr
     assert "pip install 'zephon[parquet]'" in run.stderr
 
 

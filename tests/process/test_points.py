@@ -189,7 +189,8 @@ def test_memory_that_an_operator_cannot_have_is_its_error() -> None:
     with line(60, Hungry()) as pipeline, pytest.raises(MemoryError) as raised:
         list(pipeline)
     assert isinstance(raised.value, OperatorError)
-    assert re.search(r"operator 'map' failed on .* row 37: MemoryError", str(raised.value))
+    wanted = r"operator 'map' failed on .* row 37: MemoryError: the address space of a process is 2,147,483,648 bytes "
+    assert re.search(wanted + r"here; raise that \(ulimit -v\), or lower ring_bytes, ", str(raised.value))
 
 
 class Leaves:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from zephon.bench import data
+from zephon.bench import data, proc
 from zephon.bench.spec import Sample, Spec
 from zephon.engine import Engine, Job
 from zephon.errors import ConfigError
@@ -22,6 +22,7 @@ from zephon.flow.batcher import Cut
 from zephon.flow.task import Out, Task
 from zephon.io.dataset import Dataset
 from zephon.lineage import origins_in
+from zephon.ops.pack import ALGORITHMS
 from zephon.ops.stateful_map import Machine
 from zephon.pipeline import Pipeline
 from zephon.plan.limits import MOST_TASK_RECORDS, save_every
@@ -52,8 +53,11 @@ def chain(pipeline: Pipeline, operators: str) -> Pipeline:
             pipeline = pipeline.batch(32 if set(names) <= {"shuffle", "stateful_map", "batch"} else 8)
         elif name == "stateful_map":
             pipeline = pipeline.stateful_map(Seen, key=_key)
-        else:
+        elif name in ALGORITHMS:
             pipeline = pipeline.pack(MAX_LENGTH, name)
+        else:
+            known = ", ".join(["shuffle", "stateful_map", "batch", *ALGORITHMS])
+            raise ConfigError(f"engine:{operators}: {name!r} cannot be measured; what can is {known}")
     if names[-1] != "batch":
         raise ConfigError(f"engine:{operators}: the last operator must be batch, as in engine:shuffle+wrap+batch")
     return pipeline
@@ -84,7 +88,7 @@ def check(operators: str) -> None:
 
 
 def measure(spec: Spec) -> Sample:
-    """Records a second. `details`: microseconds a record by part, without what the part calls."""
+    """Records a second. `details`: microseconds of CPU a record by part, without what the part calls."""
     collect_rarely()  # as the engine's process does
     begun = time.perf_counter()
     engine = _engine(spec)
@@ -96,13 +100,14 @@ def measure(spec: Spec) -> Sample:
     first_batch_s = time.perf_counter() - begun
     run.go_on(spec.warm_s)
     parts.seconds.clear()
-    records, cpu = read.records, time.process_time()
+    records, cpu, machine = read.records, time.process_time(), proc.machine_cpu_s()
     took = run.go_on(spec.seconds)
     records, cpu = read.records - records, time.process_time() - cpu
     return Sample(
         rate=records / took,
         first_batch_s=first_batch_s,
         cpu_us={"engine": cpu / records * 1e6},
+        other_cores=max(0.0, (proc.machine_cpu_s() - machine - cpu) / took),
         details={f"{part}_us": seconds / records * 1e6 for part, seconds in sorted(parts.seconds.items())},
     )
 
@@ -177,7 +182,7 @@ class NullPool:
 
 
 class Parts:
-    """Seconds by part of the engine, each without the parts that it calls."""
+    """Seconds of CPU by part of the engine, each without the parts that it calls."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -187,12 +192,12 @@ class Parts:
         """`call`, timed."""
 
         def timed(*args: Any) -> Any:
-            began = time.perf_counter()
+            began = time.process_time()
             self._inner.append(0.0)
             try:
                 return call(*args)
             finally:
-                took = time.perf_counter() - began
+                took = time.process_time() - began
                 self.seconds[part] = self.seconds.get(part, 0.0) + took - self._inner.pop()
                 self._inner[-1] += took
 
@@ -209,6 +214,7 @@ class Parts:
         for stage in engine.stages:
             self._watch(stage, "stage", "take")
             self._watch(stage._chain, "chain", "push")
+            self._watch(stage._chain, "states", "_save")
             for accumulator in stage._chain.accumulators:
                 self._watch(accumulator, accumulator.name or accumulator.method, "push", "flush")
         for batcher in engine.batchers.values():

@@ -46,9 +46,9 @@ Item = Cut | End | Failed
 class LaneBatcher:
     """One lane: drops what was delivered before a restart, cuts batches of `size`, and keeps the restart event.
 
-    `windows`: an accumulator regroups, so a restart begins at a window's first pointer. Else it begins at the pointer
-    of the last delivered sample. A batch leaves in the same call that brings its last sample, so the window that is
-    open then always begins at or before the first sample that the batch does not hold.
+    `windows`: an accumulator regroups, so a restart begins behind the last flush or save mark. Else it begins at the
+    pointer of the last delivered sample. A batch leaves in the same call that brings its last sample, so the last mark
+    then always lies before the first sample that the batch does not hold.
     """
 
     def __init__(

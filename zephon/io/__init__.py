@@ -10,7 +10,8 @@
 Importing this package loads neither pyarrow nor torch.
 """
 
+from zephon.errors import ShardError
 from zephon.io.dataset import Dataset
-from zephon.io.formats import Format, Shard, ShardError, Unreadable
+from zephon.io.formats import Format, Shard, Unreadable
 
 __all__ = ["Dataset", "Format", "Shard", "ShardError", "Unreadable"]

@@ -12,9 +12,9 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from zephon.errors import ConfigError, DataError, describe
+from zephon.errors import ConfigError, DataError, ShardError, describe
 from zephon.io import files, memory
-from zephon.io.formats import Format, Shard, ShardError, Unreadable
+from zephon.io.formats import Format, Shard, Unreadable
 from zephon.io.jsonl import JsonlFormat
 from zephon.io.parquet import ParquetFormat
 from zephon.record import Record

@@ -11,7 +11,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from zephon.errors import DataError
 from zephon.record import Record
 
 
@@ -29,13 +28,6 @@ class Unreadable(Exception):
 
     def __reduce__(self) -> tuple[type[Unreadable], tuple[str, int | None]]:
         return type(self), (self.what, self.line)
-
-
-class ShardError(DataError):
-    """A whole shard cannot be read (gone, changed, not readable here), or a row for which this machine has no memory.
-
-    `on_error="skip"` must not skip it: another rank may read that file, and a skip has to follow from the record alone.
-    """
 
 
 class Shard(Protocol):

@@ -16,9 +16,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from zephon.errors import ConfigError, describe
+from zephon.errors import describe
 from zephon.io.formats import Shard, Unreadable
 from zephon.io.lru import Lru
+from zephon.limits import import_error
 from zephon.record import Record
 
 _DECODED_BYTES: Final = 128 << 20  # of row groups that a process keeps
@@ -119,10 +120,8 @@ def _stamp(stat: os.stat_result) -> tuple[int, int, int]:
 def _pyarrow_parquet() -> Any:
     try:
         from pyarrow import parquet
-    except ImportError as error:
-        raise ConfigError(
-            f"Parquet files need pyarrow, which cannot be imported here ({error}): pip install 'zephon[parquet]'"
-        ) from error
+    except Exception as error:
+        raise import_error(error, "pyarrow", "reading Parquet", "zephon[parquet]") from error
     return parquet
 
 

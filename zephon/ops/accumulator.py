@@ -6,6 +6,7 @@ opens the accumulator afresh. What it emits is a list of groups; payload is touc
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 import msgspec
 
 from zephon.canonical import canonical_bytes
-from zephon.errors import ConfigError
-from zephon.ops.base import Node
+from zephon.errors import ConfigError, describe
+from zephon.ops.base import Node, in_words
 from zephon.record import Record
 
 Ref = tuple[Any, int, int]
@@ -90,8 +91,9 @@ class Held(msgspec.Struct, frozen=True):
 class Accumulator(Node):
     """Regroups or reorders the records of each lane; subclass it, and give `open`, `push`, `flush` and `build`.
 
-    `state` and `load` say what it holds, so that it can go on in the middle of a window. The contract kit uses them
-    where a class has them; the engine of this version does not yet, and reads the open window again on a restart.
+    `state` and `load` say what it holds, so that a restart can go on in the middle of a window. They are used where
+    every accumulator of the pipeline has both; else a restart reads the open window again, and
+    `flush_every_k_chunks=0`, where no window ever ends, is a ConfigError.
 
     `preserves`: it emits the refs themselves, whole and unchanged (a shuffle), and needs no `build`.
     `measures`: it wants lengths; `measure` then runs in the workers for every record.
@@ -155,3 +157,24 @@ class Accumulator(Node):
     def build(self, parts: list[tuple[Record, int, int]]) -> Record:
         """One record out of the pieces (record, start, stop) of a group."""
         raise ConfigError(f"{type(self).__qualname__} must define build(self, parts)")
+
+
+def own_copy(accumulator: Accumulator) -> Accumulator:
+    """A copy that shares no state. Raises ConfigError, which names an attribute that cannot be copied."""
+    try:
+        return copy.deepcopy(accumulator)
+    except Exception as error:
+        raise ConfigError(
+            f"{in_words(accumulator)}{_uncopied(accumulator)}: {describe(error)}; an accumulator is copied for each "
+            "run, and its attributes with it: let it hold plain values and functions, and nothing that is open"
+        ) from error
+
+
+def _uncopied(accumulator: Accumulator) -> str:
+    """The first attribute that cannot be copied, in words."""
+    for name, value in vars(accumulator).items():
+        try:
+            copy.deepcopy(value)
+        except Exception:
+            return f", {name!r}"
+    return ""

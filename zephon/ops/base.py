@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from zephon.canonical import canonical_bytes
 from zephon.errors import ConfigError, DataError, ZephonError, operator_error
 from zephon.functions import wants_rng
+from zephon.limits import memory_remedy
 from zephon.record import Record
 
 OnError = Literal["raise", "skip"]
@@ -48,7 +49,8 @@ class Node:
     def settings(self) -> dict[str, Any]:
         """The fields that decide what this step does, for the fingerprint: plain values and functions.
 
-        By default every public attribute of the instance and the code of its class.
+        By default every public attribute of the instance and the code of its class. What is no such value (an open
+        file, a lock) belongs in a private attribute, `_file`, that `setup` fills.
         """
         fields = {k: v for k, v in vars(self).items() if not k.startswith("_") and k not in ("name", "reasons")}
         return {"type": type(self).__qualname__, **fields, "class": type(self)}
@@ -59,6 +61,12 @@ class Node:
     def expand(self) -> list[Node]:
         """The operators and accumulators that this step stands for."""
         return [self]
+
+
+def in_words(node: Node) -> str:
+    """A step by its name; one of the user's own by its class too: operator 'apply_2' (DropLong)."""
+    own = not type(node).__module__.startswith("zephon.")
+    return f"operator '{node.name or node.method}'{f' ({type(node).__name__})' if own else ''}"
 
 
 class Items(Protocol):
@@ -148,7 +156,7 @@ def as_zephon_error(error: BaseException, operator: str, where: str) -> ZephonEr
         for note in getattr(error, "__notes__", ()) if type(error) is DataError else ():
             found.add_note(note)
         return found
-    return operator_error(error, operator, where)
+    return operator_error(error, operator, where, memory_remedy() if isinstance(error, MemoryError) else "")
 
 
 def generator(key: bytes) -> np.random.Generator:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from zephon.errors import ConfigError, DataError
+from zephon.limits import import_error
 
 Span = tuple[int, int]
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # never letters of a text: Unicode keeps them for programs
@@ -135,8 +136,8 @@ def _compile(source: str) -> Any:
         from jinja2 import nodes
         from jinja2.ext import Extension
         from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError as error:
-        raise ConfigError("tokenize_chat needs the library 'jinja2': pip install zephon[text]") from error
+    except Exception as error:
+        raise import_error(error, "jinja2", "tokenize_chat", "zephon[text]") from error
 
     class Generation(Extension):
         """{% generation %} ... {% endgeneration %}: puts marks around what is inside."""

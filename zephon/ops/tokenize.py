@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zephon.errors import ConfigError
+from zephon.limits import import_error
 from zephon.ops.base import MAX_CHILDREN, Children, Operator, Rows, check_count, token_ids
 from zephon.ops.function import check_on_error
 from zephon.record import Record
@@ -190,8 +191,8 @@ def make_encoder(text: str, method: str = Tokenize.method) -> Any:
     """A tokenizer of the `tokenizers` library, without the truncation and padding that its file may ask for."""
     try:
         import tokenizers
-    except ImportError as error:
-        raise ConfigError(f"{method} needs the library 'tokenizers': pip install zephon[text]") from error
+    except Exception as error:
+        raise import_error(error, "tokenizers", method, "zephon[text]") from error
     try:
         encoder = tokenizers.Tokenizer.from_str(text)
     except Exception as error:

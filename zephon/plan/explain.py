@@ -216,18 +216,22 @@ def _window(plan: Plan, source: WorkSource) -> int | None:
 def _restart(plan: Plan, source: WorkSource) -> list[str]:
     if not plan.regroups:
         return ["by pointer: nothing regroups records, so a restart begins at the pointer of the last delivered sample"]
+    every = save_every(plan, getattr(source, "chunk_size", 0))
+    held = (
+        "by what is held: the records that the accumulators held are made again, each lane's own, and at most "
+        f"{every:,} pointers that came since are read again"
+    )
     if not plan.flush_every:
-        return [
-            "by what is held: the records that the accumulators held are made again, each lane's own, and at most "
-            f"{save_every(plan, 0):,} pointers that came since are read again"
-        ]
+        return [held]
     window = _window(plan, source)
     pointers = f", {window:,} pointers" if window is not None else ""
     names = ", ".join(f"'{a.name or a.method}'" for a in plan.accumulators)
     return [
         f"by window, because {names} regroup{'s' if ',' not in names else ''} records: a window is {plan.flush_every} "
         f"chunks{pointers}",
-        "a restart reads the open window of each lane again, and drops what was delivered of it",
+        f"inside a window {held}"
+        if every
+        else "a restart reads the open window of each lane again, and drops what was delivered of it",
     ]
 
 

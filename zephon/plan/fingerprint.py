@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from zephon.canonical import canonical_bytes
+from zephon.errors import ConfigError, describe
 from zephon.functions import code_hash, python_version
-from zephon.ops.base import Node
+from zephon.ops.base import Node, in_words
 from zephon.ops.batch import Batch
 from zephon.plan.graph import Plan
 from zephon.work.source import WorkSource
@@ -19,10 +20,22 @@ Fingerprint = dict[str, Any]
 
 def node_fields(node: Node) -> dict[str, Any]:
     """The settings of one step as plain data. To be taken when the step is declared: functions may change later."""
-    fields = {name: _bounded(value) for name, value in node.settings().items()}
+    fields = {name: _setting(node, name, value) for name, value in node.settings().items()}
     if isinstance(node, Batch):
         del fields["size"]  # places count samples, so it may change
     return fields
+
+
+def _setting(node: Node, name: str, value: Any) -> Any:
+    """One setting of a step as plain data. Raises ConfigError for what has no content to compare."""
+    try:
+        return _bounded(value)
+    except Exception as error:
+        raise ConfigError(
+            f"{in_words(node)}, {name!r}: {describe(error)}; a step's public attributes are its definition, which a "
+            f"state compares, so each must be a plain value or a function: make it private (_{name}), opened in an "
+            "operator's setup(), or let settings() say what decides the step"
+        ) from error
 
 
 def fingerprint(source: WorkSource, steps: Mapping[str, dict[str, Any]], plan: Plan) -> Fingerprint:

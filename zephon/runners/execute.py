@@ -12,10 +12,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from zephon.errors import DataError, ZephonError, describe, operator_error
+from zephon.errors import DataError, ShardError, ZephonError, describe
 from zephon.flow.task import Out, Slice, Task
 from zephon.io.dataset import Dataset
-from zephon.io.formats import ShardError
 from zephon.ops.base import At, Operator, Rows, as_zephon_error, let_through
 from zephon.plan.graph import StagePlan
 from zephon.record import Group, Handle, Origin, Pointers, Record, first_origin, join, record_of, start_of
@@ -125,15 +124,18 @@ class StageWork:
 
     def refuse(self, task: Task, number: int, index: int, problem: Exception | int) -> ZephonError:
         """The error of a record that cannot cross to another process: what pickling raised, or its size."""
-        where = _Who(task, self._datasets).where(sum(map(len, task.slices[:number])) + index)
+        who, at = _Who(task, self._datasets), sum(map(len, task.slices[:number])) + index
+        where = who.where(at)
         name = self.names[-1] if self.names else "fetch"
         if isinstance(problem, int):
+            dataset, row = who.origin(at)[0][:2]
             return DataError(
                 f"operator '{name}' made a record of {problem:,} bytes on {where}; max_record_bytes="
                 f"{self.max_record_bytes:,} is the most that may cross between processes: raise it with options("
-                "max_record_bytes=...), make smaller records, or leave the row out with Dataset(..., exclude=[...])"
+                "max_record_bytes=...), make smaller records, or leave the row out with Dataset(..., "
+                f"exclude=[{self._datasets[dataset].locate(row)}])"
             )
-        return operator_error(_unsendable(problem), name, where)
+        return as_zephon_error(_unsendable(problem), name, where)
 
     def load(self, task: Task, at: At) -> list[Loaded]:
         """The records of a task, read for pointers and built for handles. `at` tells which one it is on."""

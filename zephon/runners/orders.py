@@ -14,6 +14,7 @@ import msgspec
 from zephon.errors import ConfigError, describe
 from zephon.io.memory import Encoded
 from zephon.ipc.codec import SCRIPT, dump_by_value
+from zephon.ops.base import in_words
 from zephon.runners.execute import StageWork
 
 MOST_SHARED = 250  # descriptors in one message of a socket
@@ -58,7 +59,7 @@ def _culprit(works: Sequence[StageWork]) -> str:
             try:
                 dump_by_value(operator)
             except Exception:
-                return f"operator '{operator.name}'"
+                return in_words(operator)
     return "the pipeline"
 
 

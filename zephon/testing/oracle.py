@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zephon.batch import Batch
-from zephon.errors import ZephonError
-from zephon.io.formats import ShardError
+from zephon.errors import ShardError, ZephonError
 from zephon.ops.accumulator import Accumulator, Emitted, Key
 from zephon.ops.base import Operator, Rows, as_zephon_error
 from zephon.ops.batch import Batch as BatchNode
