@@ -223,6 +223,8 @@ class Session:
                 "leave deterministic=True to checkpoint"
             )
         lanes = self.current
+        if not self._started and self.loaded is None:  # then every lane of the run is at its beginning
+            lanes = dict.fromkeys(range(self.resolved.topology.num_lanes), next(iter(lanes.values())))
         if after is not None:
             owner, places = after._progress or (None, ())
             if owner is not self:

@@ -111,3 +111,36 @@ def by_folder(rank: int, world: int, folder: str, steps: int, run_id: str, dies_
             return {"states": states, "error": str(error)}
     pipeline.close()
     return {"states": states, "error": None}
+
+
+def saves(rank: int, world: int, folder: str, steps: int) -> list[list[Any]]:
+    """Saves with torch's distributed checkpoint, the pipeline as it is, and goes on for two steps."""
+    dist = _begin(rank, world, folder)
+    import torch.distributed.checkpoint as dcp
+
+    pipeline = line(6)
+    stream = pipeline.steps()
+    for _ in range(steps):
+        next(stream)
+    dcp.save({"data": pipeline}, checkpoint_id=f"{folder}/saved")
+    found = [
+        [batch.lane_id, batch.step, batch.digest()] for _, step in zip(range(2), stream, strict=False) for batch in step
+    ]
+    dist.destroy_process_group()
+    return found
+
+
+def loads(rank: int, world: int, folder: str, lanes: int) -> Any:
+    """Loads on this many ranks, with nothing but torch's call, and takes two steps."""
+    dist = _begin(rank, world, folder)
+    import torch.distributed.checkpoint as dcp
+
+    pipeline = line(lanes)
+    error = None
+    try:
+        dcp.load({"data": pipeline}, checkpoint_id=f"{folder}/../saved")
+    except Exception as found:
+        error = str(found)
+    batches = taken(pipeline, 2) if error is None else []
+    dist.destroy_process_group()
+    return {"batches": batches, "error": error}

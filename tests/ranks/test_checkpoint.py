@@ -80,6 +80,17 @@ def test_through_a_folder_and_after_a_crash_there(tmp_path: Path) -> None:
     assert len(list((tmp_path / "job").iterdir())) < 12  # a message a rank, and the last results
 
 
+def test_torchs_distributed_checkpoint_on_another_number_of_ranks(tmp_path: Path, alone: list[list[Any]]) -> None:
+    pytest.importorskip("torch")
+    went_on = launch("saves", 3, tmp_path, 2)
+    assert sorted(batch for rank in went_on for batch in rank) == of_steps(alone, 2, 4)
+    for world in (2, 4):
+        (tmp_path / str(world)).mkdir()
+        ranks = launch("loads", world, tmp_path / str(world), 6)
+        assert [rank["error"] for rank in ranks] == [None] * world
+        assert sorted(batch for rank in ranks for batch in rank["batches"]) == of_steps(alone, 2, 4)
+
+
 def test_what_cannot_be() -> None:
     pipeline = line(2, world_size=2, global_rank=0)
     with pytest.raises(zp.errors.ConfigError, match="needs a way between them"):
