@@ -40,6 +40,10 @@ def test_an_unknown_field_is_named_beside_the_known_ones() -> None:
         batch_of(id=np.arange(2), text=["a", "b"])["labels"]
 
 
+class Sub(np.ndarray[Any, Any]):
+    """An array of a class of its own."""
+
+
 GOLDEN_FIELDS: dict[str, Any] = {
     "bool": np.array([True, False]),
     "float": np.array([[0.5, -0.0], [np.inf, 1e-300]]),
@@ -134,6 +138,54 @@ SAME: list[tuple[Any, Any]] = [
 def test_equal_content_has_an_equal_digest(number: int) -> None:
     one, other = SAME[number]
     assert batch_of(x=one).digest() == batch_of(x=other).digest()
+
+
+INNER = np.dtype([("a", "i1"), ("b", "f8")], align=True)
+PADDED: list[Any] = [
+    np.dtype(np.longdouble),
+    np.dtype(np.clongdouble),
+    np.dtype(np.longdouble).newbyteorder(),
+    INNER,
+    INNER.newbyteorder(),
+    np.dtype([("n", "i2"), ("inner", INNER, (2,)), ("x", np.longdouble)]),
+    np.dtype({"names": ["b", "a"], "formats": ["i2", "u1"], "offsets": [5, 1], "itemsize": 11}),
+    np.dtype((np.record, [("a", "i1"), ("b", "f8")])),
+    np.dtype({"names": [], "formats": [], "offsets": [], "itemsize": 4}),
+]
+
+
+def put(target: Any, value: int) -> None:
+    """Writes every value of an array, and nothing between them."""
+    for name in target.dtype.names or ():
+        put(target[name], value)
+    if target.dtype.names is None:
+        target[...] = value
+
+
+@pytest.mark.law("L1")
+@pytest.mark.parametrize("dtype", PADDED, ids=str)
+def test_bytes_between_values_are_not_in_the_digest(dtype: np.dtype[Any]) -> None:
+    found: dict[str, set[str]] = {"array": set(), "scalars": set(), "kept": set(), "subclass": set(), "nested": set()}
+    for junk in (0, 0xFF, 0x5A):
+        array = np.full(6 * dtype.itemsize, junk, np.uint8).view(dtype).reshape(2, 3)
+        put(array, 1)
+        if dtype.char in "gG" and np.finfo(dtype).nmant == 63:  # its bytes 10 to 15 were written as 0
+            parts = array.view(np.uint8).reshape(-1, 16)
+            parts[:, 10:] = junk
+            array = array if dtype.isnative else parts[:, ::-1].copy().view(dtype).reshape(2, 3)
+        before = array.tobytes()
+        scalar = np.asarray(array[0, 0])[()]
+        found["array"].add(batch_of(x=array).digest())
+        found["scalars"].add(batch_of(x=[scalar, [scalar]]).digest())
+        found["kept"].add(batch_of(x=[array[:, 1], array.T]).digest())
+        found["nested"].add(batch_of(x=[{"x": (array[1:],)}]).digest())
+        found["subclass"].add(batch_of(x=[array.view(np.recarray) if dtype.names else array.view(Sub)]).digest())
+        assert array.tobytes() == before
+    assert {kind: len(digests) for kind, digests in found.items()} == dict.fromkeys(found, 1)
+    if dtype.names != ():
+        put(array[1], 2)
+        assert batch_of(x=array).digest() not in found["array"]
+        assert batch_of(x=[{"x": (array[1:],)}]).digest() not in found["nested"]
 
 
 def test_the_digest_of_text_arrays_is_over_text() -> None:

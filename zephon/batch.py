@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zephon.canonical import canonical_bytes
+from zephon.canonical import array_bytes, canonical_bytes, fields_of
 from zephon.record import Origin
 
 Locate = Callable[[int, int], tuple[str, str, int]]
@@ -80,7 +80,7 @@ class Batch(Mapping[str, Any]):
         return _rebuild, (dict(self), shape, self.origins)
 
     def digest(self) -> str:
-        """SHA-256 (hex) over field names, dtypes, shapes and bytes; of lists, over their canonical encoding."""
+        """SHA-256 (hex) over field names, dtypes, shapes and values; of lists, over their canonical encoding."""
         total = hashlib.sha256()
         for name, value in self.items():
             if isinstance(value, list):
@@ -89,7 +89,7 @@ class Batch(Mapping[str, Any]):
                 array = np.asarray(value)
                 total.update(canonical_bytes([name, _dtype_text(array.dtype), array.shape]))
                 text = array.dtype.hasobject or array.dtype.kind == "T"  # its memory holds addresses
-                total.update(canonical_bytes(array.tolist()) if text else array.tobytes())
+                total.update(canonical_bytes(array.tolist()) if text else array_bytes(array))
         return total.hexdigest()
 
     def to_torch(self) -> Batch:
@@ -120,7 +120,7 @@ def _rebuild(fields: dict[str, Any], shape: tuple[int, int, int, int], origins: 
 
 
 def _dtype_text(dtype: np.dtype[Any]) -> Any:
-    return dtype.descr if dtype.names else dtype.str
+    return fields_of(dtype) if dtype.names else dtype.str
 
 
 def _tensor(torch: Any, value: Any) -> Any:

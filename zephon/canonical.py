@@ -7,7 +7,7 @@ which whatever msgpack cannot tell apart by itself is an extension:
     list, tuple                            array: equal content is equal; so are bytes, bytearray and memoryview
     dict with str keys                     map, sorted by key
     set, frozenset                         extension: the sorted encodings of the members
-    numpy arrays and scalars               extension: dtype, shape, C-order bytes
+    numpy arrays and scalars               extension: dtype, shape, C-order bytes, those between values as 0
     other dicts, big ints, lone surrogates extensions of their own
     any other object                       extension: what `__reduce_ex__` says, encoded by the same rules
     what none of this takes                extension: its pickle (cycles; stable only where pickle is)
@@ -15,8 +15,10 @@ which whatever msgpack cannot tell apart by itself is an extension:
 
 from __future__ import annotations
 
+import math
 import pickle
 import sys
+from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType, ModuleType, NoneType
 from typing import Any, Final
 
@@ -27,6 +29,7 @@ from numpy.typing import NDArray
 
 _SCALARS: Final = frozenset({str, int, float, bool, NoneType, bytes})
 _ARRAY, _SET, _MAP, _INTEGER, _TEXT, _OBJECT, _GLOBAL, _PICKLE = range(1, 9)  # extension codes: part of the format
+_X87_MANTISSA, _X87_BYTES = 63, 10  # a long double of x86, which takes 12 or 16 bytes
 _encode: Final = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
@@ -109,12 +112,56 @@ def _rewrite_dict(value: dict[Any, Any]) -> Any:
 
 def _array_bytes(array: NDArray[Any]) -> bytes:
     dtype = array.dtype
-    kind = repr(dtype.descr) if dtype.fields else f"{dtype.str} {dtype.name}"
+    kind = repr(fields_of(dtype)) if dtype.fields else f"{dtype.str} {dtype.name}"
     if dtype.hasobject or dtype.kind == "T":  # the memory holds addresses, not content
         content: Any = [_rewrite(item) for item in array.ravel().tolist()]
     else:
-        content = array.tobytes()
+        content = array_bytes(array)
     return _encode([kind, array.shape, content])
+
+
+def fields_of(dtype: np.dtype[Any]) -> Any:
+    """What a structured dtype is made of; its text where fields overlap or are not in the order of memory."""
+    try:
+        return dtype.descr
+    except ValueError:
+        return str(dtype)
+
+
+def array_bytes(array: NDArray[Any]) -> bytes:
+    """The values of an array that holds no addresses, in C order. Bytes that belong to no value are 0."""
+    if array.dtype.char not in "gGV":
+        return array.tobytes()
+    return _without_padding(array).tobytes()
+
+
+def _without_padding(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy, of the same class, whose padding is 0: what stood there is chance."""
+    copied = array.copy(order="C")
+    padding = _padding(array.dtype)
+    if len(padding):
+        copied.view(np.ndarray).reshape(-1).view(np.uint8).reshape(-1, array.dtype.itemsize)[:, padding] = 0
+    return copied
+
+
+@lru_cache(maxsize=256)
+def _padding(dtype: np.dtype[Any]) -> NDArray[np.intp]:
+    """Which bytes of an item belong to no value."""
+    return np.flatnonzero(~_used(dtype))
+
+
+def _used(dtype: np.dtype[Any]) -> NDArray[np.bool_]:
+    """For every byte of an item, whether it belongs to a value."""
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return np.tile(_used(base), math.prod(shape))
+    used = np.full(dtype.itemsize, dtype.names is None)
+    for field, offset, *_ in (dtype.fields or {}).values():
+        used[offset : offset + field.itemsize] |= _used(field)
+    if dtype.char in "gG" and np.finfo(dtype).nmant == _X87_MANTISSA:
+        part = np.arange(np.dtype(np.longdouble).itemsize) < _X87_BYTES
+        used = np.tile(part if dtype.isnative else part[::-1], dtype.itemsize // len(part))
+    return used
 
 
 def _rewrite_object(value: Any) -> Ext:
@@ -123,6 +170,8 @@ def _rewrite_object(value: Any) -> Ext:
     array = _as_array(value)
     if array is not None:
         return Ext(_OBJECT, _encode([_named(type(value), type(value).__qualname__), Ext(_ARRAY, _array_bytes(array))]))
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        value = _without_padding(value)  # of a subclass, which pickles its memory
     try:
         parts = value.__reduce_ex__(4)
     except Exception:

@@ -33,6 +33,7 @@ from zephon.lineage import Origins
 from zephon.record import Origin
 from zephon.runners import threads
 from zephon.runners.base import check_process
+from zephon.runners.engine_watch import LauncherWatch
 from zephon.runners.execute import StageWork
 from zephon.runners.orders import Orders
 from zephon.runners.spawn import Launcher
@@ -128,6 +129,7 @@ class ProcessDriver:
     def _next_message(self) -> tuple[bytes, list[int]]:
         """(message, descriptors); an empty one when the connection is over."""
         left = 2  # it died with our words unread: that is said once, and its own words come next
+        watch: LauncherWatch | None = None
         while left:
             try:
                 message, ancillary, flags, _ = self._socket.recvmsg(MOST_MESSAGE_BYTES, _ANCILLARY_BYTES)
@@ -138,6 +140,8 @@ class ProcessDriver:
                     left -= 1
                 elif isinstance(error, BlockingIOError):  # nothing came for a while
                     left -= self._launcher.is_gone()  # a child of user code may hold the other end open
+                    watch = watch or LauncherWatch(self._job.stall_warn_s, self._job.stall_timeout_s, LOOK_S)
+                    watch.look(self._launcher.state(), log.warning)
                 else:  # closed by another thread
                     break
             else:

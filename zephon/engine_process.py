@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import socket
 import time
 from collections import deque
@@ -24,6 +26,7 @@ from zephon.engine import Engine, Job, TailItem
 from zephon.errors import InternalError, ZephonError, describe
 from zephon.exchange import MOST_DESCRIPTORS, write_error
 from zephon.flow.batcher import Cut, End, Failed
+from zephon.ipc.codec import send_whole
 from zephon.limits import limit_error
 from zephon.lineage import origins_in
 from zephon.ops.batch import collate, stacking_of
@@ -33,7 +36,7 @@ from zephon.runners.guard import Guard
 from zephon.runners.heap import collect_rarely
 from zephon.runners.process import ProcessPool, Wiring
 from zephon.runners.rings import Station
-from zephon.runners.whereabouts import BATCH, FLOW, Whereabouts
+from zephon.runners.whereabouts import BATCH, FLOW, STOPPED, Whereabouts
 
 try:  # here, and not in `serve`: the launcher imports this module while it waits
     from uvloop import new_event_loop
@@ -51,6 +54,7 @@ def serve(
 ) -> None:
     """The engine process's life, after the fork. `station` always tells what it is on; its stack goes there too."""
     stacks.listen(station.stack_file)
+    send_whole()
     where = Whereabouts(station.cells)
     collect_rarely()
     launcher.settimeout(None)  # socket.setdefaulttimeout is the user's
@@ -94,9 +98,9 @@ class _Server:
         def make_pool(work: StageWork, workers: int, notify: Callable[[], None]) -> ProcessPool:
             stage = len(self._pools)
 
-            def ask(index: int, signal: int = 0) -> None:
+            def ask(index: int, number: int = 0) -> None:
                 with contextlib.suppress(ConnectionError):  # it is dead, as its end of the socket is about to tell
-                    launcher.send(_encode([stage, index, signal]))
+                    launcher.send(_encode([stage, index, number]))
 
             self._pools.append(ProcessPool(work, next(stages), ask, job.max_worker_retries))
             self._guards.append(Guard(self._pools[-1], job.stall_warn_s, job.stall_timeout_s, ask, self._warn))
@@ -164,14 +168,19 @@ class _Server:
                         self._arena.release(number)
                 else:
                     self._send(b"M" + _encode(self._engine.read_metrics()), [])
-            self._over = True
+            self._end()
         except BlockingIOError:
             pass
         except ConnectionError:
-            self._over = True
+            self._end()
+
+    def _end(self) -> None:
+        """The trainer is gone. The launcher ends the tree, which it cannot do while it is stopped."""
+        self._over = True
+        os.kill(os.getppid(), signal.SIGCONT)
 
     def _from_launcher(self) -> None:
-        """Deaths of workers."""
+        """Deaths of workers; and who is stopped, or goes on."""
         message = b""
         with contextlib.suppress(ConnectionError):  # it died with our words unread
             message = self._launcher.recv(1 << 16)
@@ -179,7 +188,10 @@ class _Server:
             self._over = True  # the trainer finds out why
             return
         stage, index, status = msgspec.msgpack.decode(message)
-        self._pools[stage].died(index, status)
+        if status < 0:
+            self._pools[stage].set_stopped(index, status == STOPPED)
+        else:
+            self._pools[stage].died(index, status)
 
     def _send_ready(self) -> bool:
         """Sends the next items of the tail, while there are slots for them."""

@@ -73,6 +73,7 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds on one record, or in one read, after which a warning says which operator and record, with the stack.
 
     In the engine, where accumulators run: on one call, with operator and lane.
+    Also seconds for which a process has been stopped (SIGSTOP), idle as it may be, while somebody waits for it.
     Said again each time that it took twice as long. None: never. Not for runner "inline", where nobody is left to look.
     """
     stall_timeout_s: float | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
@@ -328,6 +329,8 @@ class BatchIterator(Iterator[Batch]):
 
     def _stopped_by(self, error: BaseException) -> None:
         """What stops a move in its middle (a Ctrl-C, a dead worker) ends the iterator: the next could lose data."""
+        if not self._over and self._closer and not self._closer.alive and threading.current_thread().daemon:
+            raise SystemExit from error  # the interpreter exits: whatever else were raised here, Python would print
         if not self._over:
             self.end(f"{type(error).__name__} stopped it; to go on, load the state")
         if isinstance(error, StopIteration):  # it would look like the end of the data

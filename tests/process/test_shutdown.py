@@ -232,3 +232,31 @@ def test_errors_of_many_pipelines_leave_nothing(pytestconfig: pytest.Config) -> 
             list(line(64, fails))
         assert open_descriptors() <= descriptors, cycle
         assert not children(os.getpid()), cycle
+
+
+DAEMON = """
+import atexit, threading
+thread = None
+atexit.register(lambda: thread.join(10))  # behind the loader's own, so that the thread has time to complain
+import sys
+import zephon as zp
+from tests.process.functions import wait_for
+def stand(record):
+    if record["id"] == 9:
+        wait_for("/nowhere", 20)
+    return record
+dataset = zp.Dataset.from_list("toy", [{"id": i} for i in range(64)])
+pipeline = zp.Pipeline(zp.StaticMixture([dataset], shuffle="none")).map(stand).batch(4)
+pipeline = pipeline.options(runner="process", parallelism=1, canonical_replicas=1, task_records=4)
+taken = threading.Event()
+def take():
+    for batch in pipeline:
+        taken.set()
+thread = threading.Thread(target=take, daemon=True)
+thread.start()
+assert taken.wait(20)
+"""
+
+
+def test_a_daemon_thread_that_waits_for_a_batch_says_nothing_at_the_exit() -> None:
+    assert Script(DAEMON).end() == (0, "", "")

@@ -16,7 +16,7 @@ import zephon as zp
 from tests.ipc.kinds import Color, Point
 from tests.ipc.values import record_lists, same
 from tests.laws.harness import examples
-from tests.process.functions import Give, Lookup, draw, draw_torch, times
+from tests.process.functions import Give, Lookup, draw, draw_torch, every_kind, times
 from tests.process.helpers import engine, ids, line, rests, run_script, slow
 
 A = np.arange(24).reshape(4, 6)
@@ -118,6 +118,38 @@ def test_any_records(records: list[dict[Any, Any]], options: dict[str, Any]) -> 
 @given(record_lists(), st.sampled_from([{}, {"ring_bytes": 4096, "parallelism": 1}]))
 def test_very_many_records(records: list[dict[Any, Any]], options: dict[str, Any]) -> None:
     check(records, **options)
+
+
+def looks(value: Any) -> Any:
+    """What a value is, beside its digest: types all the way down, dtypes, lengths."""
+    if isinstance(value, np.ndarray):
+        kept = (value.flags.writeable, value.flags.c_contiguous)
+        inner = [looks(item) for item in value.ravel()] if value.dtype.hasobject else ()
+        return (type(value), value.dtype, value.shape, kept, inner)
+    if isinstance(value, np.generic):
+        return (type(value), value.dtype, np.size(value))
+    if isinstance(value, memoryview):
+        return (type(value), value.format, value.shape)
+    if isinstance(value, dict):
+        return (type(value), [(looks(key), looks(item)) for key, item in value.items()])
+    inside = [looks(item) for item in value] if isinstance(value, (list, tuple)) else len(getattr(value, "shape", ()))
+    return (type(value), inside)
+
+
+def looks_by_runner(runner: str) -> list[dict[str, Any]]:
+    """Batches through two stages: a value crosses as a result, as a task and in a batch. Each field for itself."""
+    steps = {"parallelism": {"every_kind": 2, "dict": 1}} if runner == "process" else {}
+    with line(14, every_kind, dict, runner=runner, **steps) as pipeline:
+        return [{k: (looks(x), zp.Batch({k: x}, 0, 0, 0, 4).digest()) for k, x in b.items()} for b in pipeline]
+
+
+@pytest.mark.law("L1")
+@pytest.mark.parametrize("runner", ["threads", "process"])
+def test_a_value_of_any_kind_is_the_same_under_every_runner(runner: str) -> None:
+    for inline, found in zip(looks_by_runner("inline"), looks_by_runner(runner), strict=True):
+        assert found.keys() == inline.keys()
+        for kind, look in inline.items():
+            assert found[kind] == look, kind
 
 
 def test_a_batch_of_many_samples_with_child_paths() -> None:

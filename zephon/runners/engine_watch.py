@@ -13,9 +13,10 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from zephon.errors import WorkerError
 from zephon.plan.graph import Plan
 from zephon.runners.watchdog import Stall, Watchdog
-from zephon.runners.whereabouts import ACCUMULATORS, BATCH, DEALING, Spot, Whereabouts
+from zephon.runners.whereabouts import ACCUMULATORS, BATCH, DEALING, STOPPED, WHOLE, Spot, Whereabouts, is_stopped
 
 if TYPE_CHECKING:
     from zephon.runners.rings import Station
@@ -25,6 +26,8 @@ REMEDY = "mend what it is on, or raise stall_timeout_s; the state of the last ba
 
 def describe(plan: Plan, spot: Spot) -> str:
     """What the engine is on, in words."""
+    if spot.step == STOPPED:
+        return "the engine process has been stopped (SIGSTOP, or a debugger)"
     if spot.step == DEALING:
         return "the engine has been dealing out tasks (the source's chunk(), groups for the next stage)"
     if spot.step == BATCH:
@@ -43,9 +46,10 @@ class WatchedEngine:
     def __init__(self, plan: Plan, station: Station) -> None:
         self._plan, self._where, self._stack_file = plan, Whereabouts(station.cells), station.stack_file
         self.condemned = False
+        self.stopped = False
 
     def spots(self) -> list[Spot | None]:
-        return [self._where.spot()]
+        return [self._where.spot() or (Spot(0, STOPPED, WHOLE) if self.stopped else None)]
 
     def stack_file(self, index: int) -> int:
         return self._stack_file
@@ -56,6 +60,27 @@ class WatchedEngine:
     def condemn(self, stall: Stall) -> str:
         self.condemned = True
         return f"the engine is ended: {REMEDY}"
+
+
+class LauncherWatch:
+    """What a trainer that waits, and hears nothing, says of a launcher that is stopped: then nobody else looks.
+
+    Looks are counted, and no clock is read: a trainer that was stopped itself has not waited.
+    """
+
+    def __init__(self, warn_s: float | None, timeout_s: float | None, period_s: float) -> None:
+        self._warn_s, self._timeout_s, self._period_s = warn_s or float("inf"), timeout_s or float("inf"), period_s
+        self._seconds = 0.0
+
+    def look(self, state: str, say: Callable[[str], None]) -> None:
+        """To be called once in `period_s`. Raises WorkerError where it was stopped for too long."""
+        self._seconds = self._seconds + self._period_s if is_stopped(state) else 0.0
+        told = f"the launcher process has been stopped (SIGSTOP, or a debugger) for {self._seconds:,.1f} s"
+        if self._seconds >= self._timeout_s:
+            raise WorkerError(f"{told} (stall_timeout_s); continue it, or load the state of the last batch to go on")
+        if self._seconds >= self._warn_s:
+            self._warn_s = 2 * self._seconds
+            say(f"{told}, and no batch comes; continue it (kill -CONT)")
 
 
 class EngineThreadWatch:

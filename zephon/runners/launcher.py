@@ -44,10 +44,12 @@ from zephon.runners.guard import Guard
 from zephon.runners.heap import trim
 from zephon.runners.orders import MOST_SHARED, unpack
 from zephon.runners.rings import lay_out, wire
+from zephon.runners.whereabouts import CONTINUED, STOPPED, is_stopped, state_of
 from zephon.runners.worker import serve
 
 MOST_ERROR_BYTES = 100_000
-LOOK_S = 1.0  # between two looks at children that may have lost their main thread
+LOOK_S = 1.0  # between two looks at children that may have lost their main thread, or be stopped
+STOPPED_LOOKS = 2  # in a row: where the whole tree was stopped, its processes go on one after the other
 
 
 def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoReturn:
@@ -136,6 +138,7 @@ class _Tree:
         self._engine_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._engine_end.settimeout(None)  # socket.setdefaulttimeout is the user's
         self._children: dict[int, tuple[int, int, int]] = {}  # pidfd -> (pid, stage, index)
+        self._stopped: dict[int, int] = {}  # pid -> looks in a row at which it was stopped
         self._poll = select.poll()
         self._next_guard_s = self._next_look_s = 0.0
         self._last_word: ZephonError | None = None
@@ -238,12 +241,17 @@ class _Tree:
         pid, stage, index = self._children.pop(pidfd)
         self._poll.unregister(pidfd)
         os.close(pidfd)
+        self._stopped.pop(pid, None)
         _, status = os.waitpid(pid, 0)
         if stage == ENGINE_STAGE:
             return True
+        self._tell_engine(stage, index, status)
+        return False
+
+    def _tell_engine(self, stage: int, index: int, status: int) -> None:
+        """How a worker ended; STOPPED or CONTINUED where it did not."""
         with contextlib.suppress(OSError):
             self._engine_end.send(msgspec.msgpack.encode([stage, index, status]))
-        return False
 
     def _look(self, now_s: float) -> None:
         """Looks at the children, where it is time to."""
@@ -252,7 +260,7 @@ class _Tree:
             self._guard.look(now_s)
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + LOOK_S
-            self._kill_half_dead()
+            self._look_at_states()
 
     def _signal_engine(self, _: int, number: int) -> None:
         self._signal(ENGINE_STAGE, 0, number)
@@ -269,12 +277,24 @@ class _Tree:
         with contextlib.suppress(OSError):
             self._to_trainer.send(b"W" + msgspec.msgpack.encode(text), socket.MSG_DONTWAIT)
 
-    def _kill_half_dead(self) -> None:
-        """A child whose main thread ended while others run does nothing any more, and its pidfd does not tell."""
-        for pid, _, _ in self._children.values():
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-                if file.read().rpartition(")")[2].split()[0] == "Z":
+    def _look_at_states(self) -> None:
+        """A child whose main thread ended while others run does nothing any more, and its pidfd does not tell.
+
+        One that is stopped may be waited for; whoever counts its time is told.
+        """
+        for pid, stage, index in self._children.values():
+            state = state_of(pid)
+            if state == "Z":
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            before = self._stopped.get(pid, 0)
+            now = self._stopped[pid] = before + 1 if is_stopped(state) else 0
+            if (now >= STOPPED_LOOKS) == (before >= STOPPED_LOOKS):
+                continue
+            if stage == ENGINE_STAGE:
+                self._watched.stopped = now > 0
+            else:
+                self._tell_engine(stage, index, STOPPED if now else CONTINUED)
 
     def _serve_engine(self) -> bool:
         """A request of the engine, for a worker or for a signal to one; returns whether the engine is gone."""

@@ -31,7 +31,7 @@ from zephon.record import Pointers, Record
 from zephon.runners.base import Meter
 from zephon.runners.execute import StageWork
 from zephon.runners.watchdog import Stall
-from zephon.runners.whereabouts import CELLS_BYTES, Spot, Whereabouts
+from zephon.runners.whereabouts import CELLS_BYTES, STOPPED, WHOLE, Spot, Whereabouts
 from zephon.runners.wire import Builder, Notes, read_report, write_task
 
 MOST_FAILED_STARTS = 10  # in a row: someone kills at random, or setup() does
@@ -189,7 +189,14 @@ class _Worker:
         self.collected = 0
         self.stall: Stall | None = None
         """Why it is ended, if it is."""
-        self.ready = False
+        self.ready = self.stopped = False
+
+    def spot(self) -> Spot | None:
+        """Where it stands; None where it waits, unless it is stopped while tasks wait for it."""
+        spot = self.where.spot()
+        if spot is None and self.stopped and self.assigned:
+            return Spot(self.collected + 1, STOPPED, WHOLE)
+        return spot
 
     def assign(self, piece: _Piece, builder: Builder, alone: bool = False) -> None:
         self.assigned.append(piece)
@@ -269,7 +276,7 @@ class ProcessPool:
                     f"{self._failed_starts} workers in a row died while they started, in the setup of "
                     f"'{' -> '.join(self._work.names)}': {how}; mend that setup, or use runner='threads' to see it"
                 )
-        elif worker.assigned:
+        elif worker.assigned and not _was_stopped(worker.stall):
             self._suspect(worker, status)
         self._replace(worker)
 
@@ -311,7 +318,11 @@ class ProcessPool:
 
     def spots(self) -> list[Spot | None]:
         """Where each worker stands; None where it waits."""
-        return [worker.where.spot() for worker in self._workers]
+        return [worker.spot() for worker in self._workers]
+
+    def set_stopped(self, index: int, stopped: bool) -> None:
+        """Whether a worker process is stopped: what it does then does not show where it stands."""
+        self._workers[index].stopped = stopped
 
     def stack_file(self, index: int) -> int:
         """The descriptor that a worker writes its stack to."""
@@ -319,6 +330,8 @@ class ProcessPool:
 
     def describe(self, stall: Stall) -> str:
         """Which worker stands where, in words."""
+        if _was_stopped(stall):
+            return f"worker {stall.index} has been stopped (SIGSTOP, or a debugger), while tasks wait for it,"
         piece = self._workers[stall.index].piece_at(stall.spot)
         return f"worker {stall.index}: {self._work.describe(stall.spot, piece.slices if piece else [])}"
 
@@ -355,6 +368,11 @@ class ProcessPool:
 def os_signal(status: int) -> int:
     """The signal that ended a process; 0 where it exited."""
     return status & 0x7F
+
+
+def _was_stopped(stall: Stall | None) -> bool:
+    """Whether a worker stood still between two tasks, for which no record is to blame."""
+    return stall is not None and stall.spot.step == STOPPED
 
 
 def _hint(status: int, stall: Stall | None) -> str:

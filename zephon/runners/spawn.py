@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from zephon.runners.launcher import main
 main({control}, {engine}, {pid}, {module!r})
 """
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-STOP_TIMEOUT_S = 2.0
+STOP_TIMEOUT_S = 1.5
 
 
 class Launcher:
@@ -88,13 +89,13 @@ class Launcher:
 
     def is_gone(self) -> bool:
         """Whether it ended, or its main thread alone: then its children died with that, and the kernel tells nobody."""
-        if self._process.poll() is not None:
-            return True
-        try:
-            with open(f"/proc/{self._process.pid}/stat", encoding="ascii", errors="replace") as file:
-                return file.read().rpartition(")")[2].split()[0] == "Z"
-        except OSError:
-            return False
+        return self._process.poll() is not None or self.state() == "Z"
+
+    def state(self) -> str:
+        """What the kernel says that it does; see `state_of`."""
+        from zephon.runners.whereabouts import state_of
+
+        return state_of(self._process.pid)
 
     def close(self) -> None:
         """Ends launcher, engine and workers."""
@@ -103,6 +104,7 @@ class Launcher:
         self._control.close()
         with contextlib.suppress(OSError):
             self.engine.close()
+        self._process.send_signal(signal.SIGCONT)  # a stopped one could not end its tree
         ended = False
         try:
             ended = self._ended(STOP_TIMEOUT_S)

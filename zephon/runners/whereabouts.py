@@ -11,9 +11,25 @@ import msgspec
 CELLS_BYTES = 64  # a cache line; three cells of 8 bytes are used
 IDLE, FETCH, LENGTHS, RESULT, OPERATORS = range(5)  # steps; operator k of the stage is OPERATORS + k
 FLOW, DEALING, BATCH, ACCUMULATORS = range(1, 5)  # steps of the engine; its accumulator k is ACCUMULATORS + k
+STOPPED = -1  # no step of theirs: the process waits for its next one, and has been stopped (SIGSTOP) meanwhile
+CONTINUED = -2
 WHOLE = 2**32 - 1  # for the record: all records of the task at once
 
 _TASK, _STEP, _RECORD = range(3)
+
+
+def is_stopped(state: str) -> bool:
+    """Whether a process in this state (see `state_of`) is stopped, by a signal or by a debugger."""
+    return state in ("T", "t")
+
+
+def state_of(pid: int) -> str:
+    """The letter by which the kernel says what a process does (proc(5)); nothing where there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
 
 
 class Spot(msgspec.Struct, frozen=True):
@@ -22,7 +38,7 @@ class Spot(msgspec.Struct, frozen=True):
     task: int
     """The number of the task since the worker began, from 1; 0 in `setup`. Of the engine: of the call."""
     step: int
-    """FETCH, LENGTHS, RESULT, or OPERATORS + the number of an operator. Of the engine: see there."""
+    """FETCH, LENGTHS, RESULT, or OPERATORS + the number of an operator; STOPPED. Of the engine: see there."""
     record: int
     """The number of the record in the task, or WHOLE. Of the engine: the lane, or WHOLE."""
 

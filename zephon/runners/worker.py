@@ -12,6 +12,7 @@ from zephon.errors import InternalError, ZephonError, describe
 from zephon.flow.task import Task
 from zephon.ipc.area import Area
 from zephon.ipc.channel import Receiver, Sender
+from zephon.ipc.codec import send_whole
 from zephon.limits import limit_error
 from zephon.runners import stacks
 from zephon.runners.ahead import Ahead
@@ -29,6 +30,7 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
     """
     parent = os.getppid()
     stacks.listen(stack_file)
+    send_whole()
 
     def alive() -> None:
         if os.getppid() != parent:
