@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parent.parent / "zephon"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli", "integrations", "bench", "__main__"),
     ("__init__",),  # the public names
-    ("pipeline", "session", "identity", "means"),
+    ("pipeline", "session", "collective", "identity", "means"),
     ("engine", "engine_process", "exchange", "drive", "drive_process"),
     ("runners", "arena"),
     ("ipc", "io"),

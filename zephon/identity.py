@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from typing import Any
 
 from zephon.errors import ConfigError
 from zephon.limits import cpu_limit
@@ -30,6 +31,25 @@ def find_identity() -> Identity | None:
             "whole numbers, 0 <= rank < world_size, are wanted"
         )
     return Identity(int(size), int(rank), "the environment (RANK, WORLD_SIZE)")
+
+
+def mesh_options(mesh: Any) -> dict[str, int]:
+    """dp_degree and dp_group_id of this rank in a torch DeviceMesh of the data-parallel dimensions.
+
+    Several dimensions (replicate and shard) count as one, row by row.
+    """
+    try:
+        shape, coordinate = tuple(mesh.mesh.shape), mesh.get_coordinate()
+    except AttributeError:
+        raise ConfigError(
+            f"mesh={mesh!r}: a torch DeviceMesh of the data-parallel dimensions is wanted, as device_mesh['dp']"
+        ) from None
+    if coordinate is None:
+        raise ConfigError("this rank is not in the mesh; build the pipeline on the ranks of the mesh alone")
+    group = 0
+    for size, place in zip(shape, coordinate, strict=True):
+        group = group * size + place
+    return {"dp_degree": math.prod(shape), "dp_group_id": group}
 
 
 def available_cpus() -> int:

@@ -46,6 +46,10 @@ class TopologyOptions(msgspec.Struct, frozen=True, kw_only=True):
     """This rank's group, 0 .. dp_degree - 1. Ranks of one group get identical batches. Unset: global_rank."""
     mapping_strategy: Strategy = "contiguous"
     """"contiguous": blocks of adjacent lanes a group; "interleaved": lane i to group i mod dp_degree."""
+    aggregate_dir: str | None = None
+    """A folder that all ranks see: `checkpoint()` joins their states there, where torch.distributed does not run."""
+    run_id: str | None = None
+    """The name of this job in `aggregate_dir`. Unset: "run"; jobs that share a folder need one each."""
 
 
 class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):

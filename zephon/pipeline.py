@@ -9,6 +9,7 @@ from typing import Any, Self
 from zephon.batch import Batch
 from zephon.checkpoint.schema import read_state
 from zephon.errors import ConfigError
+from zephon.identity import mesh_options
 from zephon.ops.accumulator import Accumulator, own_copy
 from zephon.ops.base import MAX_CHILDREN, Node
 from zephon.ops.batch import Batch as BatchNode
@@ -244,8 +245,14 @@ class Pipeline:
         """
         return self._add(_construct(ToTraining, ignore_index, **settings))
 
-    def options(self, **settings: Any) -> Self:
-        """Changes settings, of three groups: see docs/settings.md. Unknown names are an error."""
+    def options(self, *, mesh: Any = None, **settings: Any) -> Self:
+        """Changes settings, of three groups: see docs/settings.md. Unknown names are an error.
+
+        mesh: the data-parallel part of a torch DeviceMesh, as device_mesh["dp"], in place of dp_degree and dp_group_id:
+        ranks that differ only in other dimensions (tensor, pipeline, context) get the same batches.
+        """
+        if mesh is not None:
+            settings = {**mesh_options(mesh), **settings}
         return self._derive(options=self._definition.options.replace(settings))
 
     def take(self, n: int) -> Self:
@@ -324,6 +331,15 @@ class Pipeline:
         opened = Session(self._definition, read_state(state), allow)
         self._end_iterator("a state was loaded")
         self._opened = opened
+
+    def checkpoint(self, *, group: Any = None, timeout_s: float = 300.0) -> dict[str, Any]:
+        """The state of all ranks, the same on each: collective, to be called by all at the same step.
+
+        Through torch.distributed where it is initialised (`group`: the ranks that have a pipeline; None: all), else
+        through `options(aggregate_dir=...)`; alone it is `state_dict()`. Raises CheckpointError on every rank where one
+        of them has no state, where ranks of one group stand at different places, or where one is not heard of in time.
+        """
+        return self._session.exchange.checkpoint(self.state_dict, group, timeout_s)
 
     def _end_iterator(self, reason: str) -> None:
         if self._opened is not None:

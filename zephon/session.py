@@ -19,6 +19,7 @@ import msgspec
 from zephon.batch import Batch
 from zephon.checkpoint.restore import check_definition, check_held, check_source, fit_lanes
 from zephon.checkpoint.schema import State, write_state
+from zephon.collective import Exchange
 from zephon.drive import DRIVERS, Driver
 from zephon.engine import Job, Ready
 from zephon.errors import CheckpointError, Closed, ConfigError, InternalError
@@ -76,6 +77,7 @@ class Session:
         self.current = dict(self.start)
         self._most_turns = self._most_advanced()
         self._started = False
+        self.exchange = Exchange(self.resolved.topology, definition.options.topology)
 
     def _resolve(self) -> Resolved:
         definition, state = self.definition, self.loaded
@@ -223,6 +225,8 @@ class Session:
                 "leave deterministic=True to checkpoint"
             )
         lanes = self.current
+        if not self._started and self.loaded is None:  # then every lane of the run is at its beginning
+            lanes = dict.fromkeys(range(self.resolved.topology.num_lanes), next(iter(lanes.values())))
         if after is not None:
             owner, places = after._progress or (None, ())
             if owner is not self:

@@ -4,16 +4,21 @@
  "seed", "canonical_replicas", "cycles_per_step", "batch_size",       what a restore needs to know
  "fingerprint": {...},                                                what the pipeline is, field by field
  "reasons": ["keep.filtered", ...],                                   names of the positions in counts
+ "checksum",                                                          of all the above
  "lanes": {"0": {"pass", "chunk", "offset", "skip",                   the place: where to start again
                  "samples", "turns",                                  delivered in this pass
                  "delivered", "counts",                               of the whole run
                  "ahead",                                             drops at the place, less counts
                  "held": [...]}}}                                     what rows of accumulators hold at the place
+
+Whoever saves it may shard it by lane, and field by field, as torch's distributed checkpoint does: no field is ever left
+out, and the checksum finds a header of which parts are another one's.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -51,13 +56,19 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 def write_state(state: State) -> dict[str, Any]:
     """The state as a new tree of plain data: json, msgpack and pickle carry it, and nothing of it is shared."""
     header: dict[str, Any] = json.loads(json.dumps(state.header()))
+    header["checksum"] = _checksum(header)
     return {**header, "lanes": {str(lane): _write_lane(lane_state) for lane, lane_state in sorted(state.lanes.items())}}
 
 
 def _write_lane(state: LaneState) -> dict[str, Any]:
     fields: dict[str, Any] = {name: getattr(state, attribute) for name, attribute in _LANE_FIELDS.items()}
-    held = {"held": [base64.b64encode(raw).decode() for raw in state.held]} if state.held else {}
-    return {**fields, "counts": write_counts(state.counts, state.place_counts), **held}
+    held = [base64.b64encode(raw).decode() for raw in state.held]
+    return {**fields, "counts": write_counts(state.counts, state.place_counts), "held": held}
+
+
+def _checksum(header: Mapping[str, Any]) -> str:
+    fields = {name: value for name, value in header.items() if name not in ("checksum", "lanes")}
+    return hashlib.blake2b(json.dumps(fields, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def write_counts(counts: Counts, place_counts: Counts) -> str:
@@ -116,7 +127,7 @@ class _Lane(msgspec.Struct, rename={"pass_index": "pass"}):
     turns: int
     delivered: int
     counts: str
-    held: list[str] = []
+    held: list[str]
 
 
 class _Plain(msgspec.Struct):
@@ -128,6 +139,7 @@ class _Plain(msgspec.Struct):
     fingerprint: dict[str, Any]
     reasons: list[str]
     lanes: dict[str, _Lane]
+    checksum: str
     format: str
 
 
@@ -143,6 +155,11 @@ def read_state(plain: Mapping[str, Any]) -> State:
         )
     try:
         read = msgspec.convert(dict(plain), _Plain, strict=True)
+        if read.checksum != _checksum(plain):
+            raise ValueError(
+                "its checksum does not fit its fields: it was edited, or loaded in part, as torch's distributed "
+                "checkpoint does where the pipeline lacks operators or datasets that the saved one had"
+            )
         lanes = {int(lane): _read_lane(fields, len(read.reasons)) for lane, fields in read.lanes.items()}
     except (msgspec.ValidationError, ValueError) as error:
         raise CheckpointError(f"the state is damaged: {error}") from error

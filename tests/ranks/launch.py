@@ -1,0 +1,39 @@
+"""Real ranks: processes that run one function of tests/ranks/jobs.py each, as a launcher starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+CODE = """
+import json, sys
+from tests.ranks import jobs
+json.dump(getattr(jobs, sys.argv[1])(*map(json.loads, sys.argv[2:])), sys.stdout)
+"""
+
+
+def launch(job: str, world: int, folder: Path, *arguments: Any, timeout_s: float = 100.0, may_die: bool = False) -> Any:
+    """What `job(rank, world, folder, *arguments)` returned on every rank; None of one that died."""
+    running = []
+    for rank in range(world):
+        own = [json.dumps(value) for value in (rank, world, str(folder), *arguments)]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        command = [sys.executable, "-c", CODE, job, *own]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        running.append(subprocess.Popen(command, cwd=ROOT, env=env, **pipes))
+    found = []
+    try:
+        for process in running:
+            out, err = process.communicate(timeout=timeout_s)
+            assert may_die or process.returncode == 0, err
+            found.append(json.loads(out) if process.returncode == 0 else None)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return found

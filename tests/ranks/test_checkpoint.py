@@ -1,0 +1,103 @@
+"""checkpoint() on real ranks: one state of all of them, errors on all of them, and rounds that crashed do no harm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zephon as zp
+
+from .jobs import line, taken
+from .launch import launch
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[list[Any]]:
+    """What one process delivers in six steps."""
+    with line(6) as pipeline:
+        return taken(pipeline, 6)
+
+
+def of_steps(batches: list[list[Any]], start: int, stop: int) -> list[list[Any]]:
+    return sorted(batch for batch in batches if start <= batch[1] < stop)
+
+
+def test_a_mesh_of_peers(tmp_path: Path, alone: list[list[Any]]) -> None:
+    pytest.importorskip("torch")
+    ranks = launch("meshed", 4, tmp_path, 2)
+    assert [rank["lanes"] for rank in ranks] == [[0, 1, 2], [0, 1, 2], [3, 4, 5], [3, 4, 5]]
+    for peers in (ranks[:2], ranks[2:]):
+        assert peers[0]["batches"] == peers[1]["batches"]
+        assert peers[0]["more"] == peers[1]["more"]
+    assert sorted(ranks[0]["batches"] + ranks[2]["batches"]) == of_steps(alone, 0, 3)
+    assert sorted(ranks[0]["more"] + ranks[2]["more"]) == of_steps(alone, 3, 5)
+    assert all(rank["state"] == ranks[0]["state"] for rank in ranks)
+    assert all(rank["later"] == ranks[0]["later"] for rank in ranks)
+    for rank in ranks:
+        assert "has two places" in rank["apart"]
+        assert rank["broken"].startswith("CheckpointError: rank 0 has no state for checkpoint(): ZeroDivisionError")
+    with line(6) as pipeline:
+        pipeline.load_state_dict(ranks[3]["later"])
+        assert taken(pipeline, 1) == of_steps(alone, 5, 6)
+
+
+def test_a_rank_that_stays_away(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    ranks = launch("late", 3, tmp_path)
+    for rank in ranks[:2]:
+        assert "checkpoint() of 3 ranks did not hear of ranks [2] within 3 s" in rank["error"]
+        assert rank["seconds"] < 20
+    assert all(rank["next"] == rank["first"] for rank in ranks)
+
+
+def test_a_rank_that_dies_in_a_round(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    ranks = launch("dies", 3, tmp_path, may_die=True)
+    assert ranks[2] is None
+    for rank in ranks[:2]:
+        assert rank["error"].startswith("CheckpointError")
+        assert rank["seconds"] < 25
+
+
+def test_through_a_folder_and_after_a_crash_there(tmp_path: Path) -> None:
+    """The second attempt has the crashed one's files before it, of other steps; the third one has another size."""
+    with line(6) as pipeline:
+        stream = pipeline.steps()
+        wanted = []
+        for _ in range(3):
+            next(stream)
+            wanted.append(pipeline.state_dict())
+    first = launch("by_folder", 3, tmp_path, 3, "job", 1, may_die=True)
+    assert first[1] is None
+    for rank in (first[0], first[2]):
+        assert rank["states"] == wanted[:1]
+        assert "did not hear of ranks [1] within 2 s" in rank["error"]
+    for world in (3, 2):
+        for rank in launch("by_folder", world, tmp_path, 3, "job", None):
+            assert rank["states"] == wanted
+    assert len(list((tmp_path / "job").iterdir())) < 12  # a message a rank, and the last results
+
+
+def test_torchs_distributed_checkpoint_on_another_number_of_ranks(tmp_path: Path, alone: list[list[Any]]) -> None:
+    pytest.importorskip("torch")
+    went_on = launch("saves", 3, tmp_path, 2)
+    assert sorted(batch for rank in went_on for batch in rank) == of_steps(alone, 2, 4)
+    for world in (2, 4):
+        (tmp_path / str(world)).mkdir()
+        ranks = launch("loads", world, tmp_path / str(world), 6)
+        assert [rank["error"] for rank in ranks] == [None] * world
+        assert sorted(batch for rank in ranks for batch in rank["batches"]) == of_steps(alone, 2, 4)
+
+
+def test_what_cannot_be() -> None:
+    pipeline = line(2, world_size=2, global_rank=0)
+    with pytest.raises(zp.errors.ConfigError, match="needs a way between them"):
+        pipeline.checkpoint()
+    with pytest.raises(zp.errors.ConfigError, match=r"without torch\.distributed"):
+        line(2).checkpoint(group=object())
+    with pytest.raises(zp.errors.ConfigError, match="a torch DeviceMesh"):
+        line(2, mesh="dp")
+    alone = line(2, dp_degree=1)
+    assert alone.checkpoint() == alone.state_dict()

@@ -1,0 +1,226 @@
+"""One state of all ranks, joined by the first of them: through the store of torch.distributed, or through a folder.
+
+What an earlier attempt left in the store or the folder is never taken for new. In every call each rank draws a number
+that no one can know. The first rank publishes its own, and takes only messages that repeat it; the others take only a
+result that repeats theirs. So a round that crashed, or timed out for some, does no harm to the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from zephon.checkpoint.merge import merge_states
+from zephon.errors import CheckpointError, ConfigError, describe
+from zephon.options import TopologyOptions
+from zephon.plan.lanes import Topology
+
+LEAST_POLL_S, MOST_POLL_S = 0.001, 0.05
+GRACE_S = 3.0  # longer than who leads: it knows who is missing, and says so at its own deadline
+
+
+class Board(Protocol):
+    """Where ranks leave messages for each other. A message is there whole or not at all."""
+
+    def read(self, name: str) -> bytes | None:
+        """The message of that name, or None."""
+
+    def write(self, name: str, message: bytes) -> None:
+        """Leaves a message, in place of an earlier one of that name."""
+
+    def delete(self, name: str) -> None:
+        """Takes a message away, if it is there."""
+
+
+class StoreBoard:
+    """The store that torch.distributed's processes met at: no device and no collective call is needed for it."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def read(self, name: str) -> bytes | None:
+        return bytes(self._store.get(name)) if self._store.check([name]) else None
+
+    def write(self, name: str, message: bytes) -> None:
+        self._store.set(name, message)
+
+    def delete(self, name: str) -> None:
+        self._store.delete_key(name)
+
+
+class FolderBoard:
+    """Files in a folder that all ranks see."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"aggregate_dir: {folder} cannot be used: {describe(error)}") from error
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self._folder / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, message: bytes) -> None:
+        part = self._folder / f".{name}.{secrets.token_hex(8)}"
+        part.write_bytes(message)
+        os.replace(part, self._folder / name)
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            (self._folder / name).unlink()
+
+
+class Exchange:
+    """How the ranks of one pipeline come together; kept from one checkpoint to the next."""
+
+    def __init__(self, topology: Topology, options: TopologyOptions) -> None:
+        self._topology, self._options = topology, options
+        self._rounds: tuple[Any, Rounds] | None = None
+
+    def checkpoint(self, own: Callable[[], dict[str, Any]], group: Any, timeout_s: float) -> dict[str, Any]:
+        """The state of all ranks, the same on each. Collective: where one rank fails, all of them do."""
+        rounds = self._meet(group)
+        return own() if rounds is None else rounds.join(own, timeout_s)
+
+    def _meet(self, group: Any) -> Rounds | None:
+        """Where the ranks meet; None for one that is alone."""
+        distributed, options, topology = _initialised(), self._options, self._topology
+        if distributed is not None:
+            group = group if group is not None else distributed.group.WORLD
+            if self._rounds is None or self._rounds[0] is not group:
+                self._rounds = group, _torch_rounds(distributed, group)
+            return self._rounds[1]
+        if group is not None:
+            raise ConfigError("checkpoint(group=...) without torch.distributed; initialise it, or leave the group out")
+        if options.aggregate_dir is not None and self._rounds is None:
+            board = FolderBoard(Path(options.aggregate_dir) / (options.run_id or "run"))
+            self._rounds = None, Rounds(board, range(topology.world_size), topology.rank)
+        if self._rounds is None and topology.world_size > 1:
+            raise ConfigError(
+                f"checkpoint() of {topology.world_size} ranks needs a way between them: initialise torch.distributed, "
+                "or give options(aggregate_dir=...), a folder that all ranks see"
+            )
+        return self._rounds[1] if self._rounds is not None else None
+
+
+def _initialised() -> Any:
+    """The module torch.distributed where it is initialised, else None. Never imports torch."""
+    found = sys.modules.get("torch.distributed")
+    return found if found is not None and found.is_available() and found.is_initialized() else None
+
+
+def _torch_rounds(distributed: Any, group: Any) -> Rounds:
+    ranks = distributed.get_process_group_ranks(group)
+    if distributed.get_rank() not in ranks:
+        raise ConfigError(f"rank {distributed.get_rank()} is not in the group of checkpoint(group=...): {ranks}")
+    store = distributed.distributed_c10d._get_default_store()
+    name = f"zephon-{ranks[0]}-{len(ranks)}-{hash(tuple(ranks)):x}"
+    return Rounds(StoreBoard(distributed.PrefixStore(name, store)), ranks, distributed.get_rank())
+
+
+class Rounds:
+    """Rounds in which all of `ranks` bring a state, and all get the one that it is together."""
+
+    def __init__(self, board: Board, ranks: Sequence[int], rank: int) -> None:
+        self._board, self._ranks, self._rank = board, ranks, rank
+        self._used: set[str] = set()
+        """Numbers of the others in the round before, which some may not have left yet."""
+        self._last = ""
+
+    def join(self, own: Callable[[], dict[str, Any]], timeout_s: float) -> dict[str, Any]:
+        """One round. Raises CheckpointError: the same on all ranks, but where one is not heard of."""
+        number, deadline = secrets.token_hex(8), time.monotonic() + timeout_s
+        if self._rank == self._ranks[0]:
+            self._board.write("call", number.encode())
+            result = self._lead(number, own, deadline, timeout_s)
+        else:
+            result = self._follow(number, _message(own), deadline, timeout_s)
+        if "error" in result:
+            raise CheckpointError(result["error"])
+        state: dict[str, Any] = result["state"]
+        return state
+
+    def _lead(self, number: str, own: Callable[[], Any], deadline: float, timeout_s: float) -> dict[str, Any]:
+        heard: dict[int, dict[str, Any]] = {self._rank: {"number": number, **json.loads(_message(own))}}
+        for wait in _waits():
+            for rank in self._ranks:
+                if rank not in heard and (raw := self._board.read(f"rank-{rank}")) is not None:
+                    message = json.loads(raw)
+                    if message["call"] == number and message["number"] not in self._used:
+                        heard[rank] = message
+            if len(heard) == len(self._ranks) or time.monotonic() > deadline:
+                break
+            wait()
+        missing = [rank for rank in self._ranks if rank not in heard]
+        result = {"error": self._unheard(missing, timeout_s)} if missing else _joined(heard)
+        seen = {rank: message["number"] for rank, message in heard.items()}
+        self._board.write(f"result-{number}", json.dumps({"seen": seen, **result}).encode())
+        if not missing:  # then nobody is in the round before any more
+            self._board.delete(f"result-{self._last}")
+        self._last, self._used = number, set(seen.values())
+        return result
+
+    def _follow(self, number: str, message: str, deadline: float, timeout_s: float) -> dict[str, Any]:
+        calls: list[str] = []
+        for wait in _waits():
+            raw = self._board.read("call")  # before the result: who leads writes that before the next call
+            for call in calls:
+                found = self._board.read(f"result-{call}")
+                if found is not None:
+                    result: dict[str, Any] = json.loads(found)
+                    if result["seen"].get(str(self._rank)) == number:
+                        return result
+            if raw is not None and (call := raw.decode()) not in calls:
+                calls.append(call)
+                said = {"call": call, "number": number, **json.loads(message)}
+                self._board.write(f"rank-{self._rank}", json.dumps(said).encode())
+                continue
+            if time.monotonic() > deadline + GRACE_S * bool(calls):
+                break
+            wait()
+        return {"error": self._unheard([self._ranks[0]], timeout_s)}
+
+    def _unheard(self, missing: list[int], timeout_s: float) -> str:
+        return (
+            f"checkpoint() of {len(self._ranks)} ranks did not hear of ranks {missing} within {timeout_s:g} s; "
+            "call it on all of them at the same step"
+        )
+
+
+def _waits() -> Any:
+    """Sleeps, longer and longer."""
+    wait_s = LEAST_POLL_S
+    while True:
+        yield lambda wait_s=wait_s: time.sleep(wait_s)
+        wait_s = min(wait_s * 1.5, MOST_POLL_S)
+
+
+def _message(own: Callable[[], dict[str, Any]]) -> str:
+    """The own state, or why there is none: the others must not wait for it."""
+    try:
+        return json.dumps({"state": own()})
+    except Exception as error:
+        return json.dumps({"error": describe(error)})
+
+
+def _joined(heard: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+    """The state of all, or what keeps them from being one."""
+    for rank, message in sorted(heard.items()):
+        if "error" in message:
+            return {"error": f"rank {rank} has no state for checkpoint(): {message['error']}"}
+    ranks = sorted(heard)
+    try:
+        return {"state": merge_states(heard[rank]["state"] for rank in ranks)}
+    except CheckpointError as error:
+        return {"error": f"the states of ranks {ranks}, counted from 0, do not make one: {error}"}
