@@ -36,7 +36,7 @@ from zephon.plan.graph import Plan, make_plan
 from zephon.plan.lanes import Topology, resolve_topology
 from zephon.plan.limits import save_every, task_records
 from zephon.runners.base import Turns
-from zephon.work.source import WorkSource
+from zephon.work.source import WorkSource, losses_of
 
 log = logging.getLogger("zephon")
 
@@ -108,7 +108,7 @@ class Session:
             source = source.with_seed(state.seed)
         was = state.fingerprint.get("source") if state is not None else None
         source = with_known_means(source, definition.nodes, definition.steps, was)
-        plan = make_plan(definition.nodes, options, _losses(source), available_cpus())
+        plan = make_plan(definition.nodes, options, losses_of(source), available_cpus())
         resolved = Resolved(source, plan, topology, fingerprint(source, definition.steps, plan))
         if state is not None:
             for notice in check_definition(state, resolved.fingerprint, self.allow):
@@ -263,17 +263,6 @@ class Session:
 
         delivered = {lane: place.delivered for lane, place in self.current.items()}
         return {"delivered": delivered, "dropped": counted(False)} | ({"noted": counted(True)} if notes else {})
-
-
-def _losses(source: WorkSource) -> list[str]:
-    """The reasons for which rows of the datasets may be left out."""
-    losses = []
-    for dataset in source.datasets:
-        if len(getattr(dataset, "excluded_rows", ())):
-            losses.append(f"{dataset.name}.excluded")
-        if getattr(dataset, "on_error", "raise") == "skip":
-            losses.append(f"{dataset.name}.error")
-    return losses
 
 
 def _close(driver: Driver, session: Session) -> None:

@@ -188,3 +188,14 @@ def check_datasets(datasets: Sequence[DatasetLike]) -> tuple[DatasetLike, ...]:
                 f"{dataset.num_rows:,}; the table of shard rows must be non-negative and add up"
             )
     return found
+
+
+def losses_of(source: WorkSource) -> list[str]:
+    """The reasons for which rows of the datasets may be left out."""
+    losses = []
+    for dataset in source.datasets:
+        if len(getattr(dataset, "excluded_rows", ())):
+            losses.append(f"{dataset.name}.excluded")
+        if getattr(dataset, "on_error", "raise") == "skip":
+            losses.append(f"{dataset.name}.error")
+    return losses
