@@ -29,12 +29,12 @@ from zephon.arena import engine_descriptors
 from zephon.errors import WorkerError, ZephonError, describe
 from zephon.ipc.segment import Segment
 from zephon.limits import limit_error, raise_descriptors
+from zephon.runners import signals
 from zephon.runners.engine_watch import WatchedEngine
 from zephon.runners.fresh import (
     ENGINE_STAGE,
     Role,
     flush_lines,
-    hold_off_sigterm,
     install_faults,
     live,
     num_threads,
@@ -60,9 +60,7 @@ def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoRe
     """
     trainer = _watch(trainer_pid)
     control, to_trainer = socket.socket(fileno=control_fd), socket.socket(fileno=engine_fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    hold_off_sigterm()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited: where it is ignored, a child's status is lost
+    signals.take_over()
     flush_lines()
     if trainer is None:
         os._exit(0)
@@ -108,6 +106,7 @@ def _user_code(control: socket.socket) -> Iterator[None]:
         yield
     finally:
         fcntl.fcntl(control, fcntl.F_SETFL, flags)
+        signals.take_back()
 
 
 def _report(to_trainer: socket.socket, error: BaseException) -> None:
@@ -188,7 +187,7 @@ class _Tree:
     def _fork(self, stage: int, index: int, sockets: tuple[socket.socket, ...]) -> int:
         """Forks a child, which never returns."""
         launcher = os.getpid()
-        pid = os.fork()
+        pid = signals.fork()
         if pid == 0:
             live(launcher, lambda: self._serve(stage, index, sockets))
         return pid

@@ -14,7 +14,7 @@ from zephon.ipc.area import Area
 from zephon.ipc.channel import Receiver, Sender
 from zephon.ipc.codec import send_whole
 from zephon.limits import limit_error
-from zephon.runners import stacks
+from zephon.runners import signals, stacks
 from zephon.runners.ahead import Ahead
 from zephon.runners.execute import StageWork
 from zephon.runners.whereabouts import FETCH, RESULT, Whereabouts
@@ -32,6 +32,7 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
     stacks.listen(stack_file)
     send_whole()
     set_place("a worker")
+    signals.let_alarms_through()
 
     def alive() -> None:
         if os.getppid() != parent:
