@@ -1,4 +1,4 @@
-"""L7, L8: signals that the trainer blocks or ignores, or that a user's module sets when it is imported, change nothing."""
+"""L7, L8: what the trainer makes of signals, or a user's module when it is imported, changes nothing."""
 
 from __future__ import annotations
 

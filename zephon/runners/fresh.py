@@ -22,6 +22,7 @@ from typing import NoReturn
 import msgspec
 
 from zephon.errors import describe
+from zephon.ipc import stray
 from zephon.ipc.segment import Segment
 from zephon.runners import signals
 from zephon.runners.orders import unpack
@@ -119,6 +120,7 @@ def _serve(own: Role) -> None:
         os.set_inheritable(fd, False)
     packed = Segment(*own.orders)
     orders = unpack(packed.map[:], own.shared)  # this imports the user's modules
+    stray.leave()
     signals.take_back()
     packed.close()
     wirings, station = wire(own.layout)

@@ -10,10 +10,11 @@ import os
 import signal
 import threading
 
+from zephon.ipc import stray
+
 # A scheduler's warnings, which go to every process of a job, and a terminal's end. A trainer may still save its state.
 HELD_OFF = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
-_own_fork = False
-_before_fork = threading.local()
+_forking = threading.local()  # `mask`: the signal mask before; `own`: whether the child is one of the tree
 
 
 def take_over() -> None:
@@ -41,12 +42,11 @@ def let_alarms_through() -> None:
 
 def fork() -> int:
     """Forks a process of the tree, which holds off from its first moment what this one does."""
-    global _own_fork
-    _own_fork = True
+    _forking.own = True
     try:
         return os.fork()
     finally:
-        _own_fork = False
+        _forking.own = False
 
 
 def _hold_off(number: int) -> None:
@@ -63,16 +63,17 @@ def _nothing(number: int, frame: object) -> None:
 
 
 def _block() -> None:
-    _before_fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_OFF)
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_OFF)
 
 
 def _unblock() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _before_fork.mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
 
 
 def _begin_child() -> None:
-    """What user code forks can be terminated, as what it starts in any other way; a signal meanwhile was kept for it."""
-    if not _own_fork:
+    """What user code forks must not come back, and can be terminated like what it starts in any other way."""
+    if not getattr(_forking, "own", False):
+        stray.mark()
         for number in HELD_OFF:
             if signal.getsignal(number) is _nothing:
                 signal.signal(number, signal.SIG_DFL)

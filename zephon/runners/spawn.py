@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from zephon.errors import WorkerError, ZephonError, describe
 from zephon.limits import limit_error
+from zephon.runners import leftovers
 
 if TYPE_CHECKING:
     from zephon.runners.orders import Orders
@@ -89,7 +90,7 @@ class Launcher:
 
     def is_gone(self) -> bool:
         """Whether it ended, or its main thread alone: then its children died with that, and the kernel tells nobody."""
-        return self._process.poll() is not None or self.state() == "Z"
+        return self._is_over() or self.state() == "Z"
 
     def state(self) -> str:
         """What the kernel says that it does; see `state_of`."""
@@ -111,11 +112,28 @@ class Launcher:
         finally:  # also where a second Ctrl-C ends the wait
             if not ended:
                 self._process.kill()
+            if not self._cleared():
+                leftovers.end_session(self._process.pid)
             self._process.wait()
+
+    def _is_over(self) -> bool:
+        """Whether the launcher ended. Its status is left to be collected: until then its pid is no other process's."""
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def _cleared(self) -> bool:
+        """Waits for its end; whether it ended in its own way, which leaves nothing of what user code started."""
+        try:
+            end = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # collected by another thread: its pid may be any process's
+            return True
+        return end is None or (end.si_code == os.CLD_EXITED and end.si_status in (0, 1))
 
     def _ended(self, timeout_s: float) -> bool:
         """Whether the launcher ends within a time. A pidfd wakes at once; `Popen.wait(timeout)` looks now and then."""
-        if self._process.poll() is not None:
+        if self._is_over():
             return True
         try:
             pidfd = os.pidfd_open(self._process.pid)

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from zephon.errors import InternalError, ZephonError, describe, set_place
 from zephon.flow.task import Task
+from zephon.ipc import stray
 from zephon.ipc.area import Area
 from zephon.ipc.channel import Receiver, Sender
 from zephon.ipc.codec import send_whole
@@ -55,6 +56,7 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
             if following is not None and not inbox.alone:
                 ahead.begin(following)
             outs, seconds = work.run(task, where, loaded)
+            stray.leave()
             seconds["fetch"] += fetch_s
             where.enter(RESULT)
             blame = lambda number, index, problem, task=task: work.refuse(task, number, index, problem)  # noqa: E731
@@ -62,6 +64,7 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
             where.leave()
             results.send_waiting(message_of_result, alive)
     except BaseException as error:
+        stray.leave()
         spot = where.spot()
         where.leave()
         on = f"a worker, where {work.describe(spot, task.slices if task else ())}" if spot else "a worker"
