@@ -24,7 +24,7 @@ import msgspec
 from zephon.errors import describe
 from zephon.ipc import stray
 from zephon.ipc.segment import Segment
-from zephon.runners import signals
+from zephon.runners import interpreter, signals
 from zephon.runners.orders import unpack
 from zephon.runners.rings import Layout, wire
 from zephon.runners.worker import serve
@@ -33,8 +33,6 @@ PR_SET_PDEATHSIG = 1
 ENGINE_STAGE = -1
 FAULTS = "ZEPHON_FAULTS"  # set by the kit that breaks things on purpose, for its own processes alone
 _CODE = """
-import sys
-sys.path[:] = {path!r}
 from zephon.runners.fresh import main
 main({role!r})
 """
@@ -69,15 +67,17 @@ def num_threads() -> int:
 
 def start(role: Role) -> int:
     """Starts a fresh child; returns its pid."""
-    descriptors = list(role.descriptors())
-    code = _CODE.format(path=sys.path, role=msgspec.json.encode(role))
+    path = interpreter.write_path(sys.path)
+    descriptors = [path, *role.descriptors()]
+    arguments = interpreter.arguments(path, _CODE.format(role=msgspec.json.encode(role)))
     try:
         for fd in descriptors:
             os.set_inheritable(fd, True)
         # Blocked until the child holds them off by itself: a default action would end it.
-        return os.posix_spawn(sys.executable, [sys.executable, "-c", code], os.environ, setsigmask=signals.HELD_OFF)
+        return os.posix_spawn(sys.executable, arguments, os.environ, setsigmask=signals.HELD_OFF)
     finally:
-        for fd in descriptors:
+        os.close(path)
+        for fd in role.descriptors():
             os.set_inheritable(fd, False)
 
 
@@ -97,7 +97,7 @@ def live(parent: int, run: Callable[[], None]) -> NoReturn:
         os._exit(0)
     except BaseException as error:
         with contextlib.suppress(Exception):
-            sys.stderr.write(f"zephon: a child process failed: {describe(error)}\n")
+            interpreter.tell(f"zephon: a child process failed: {describe(error)}")
     finally:
         os._exit(1)
 

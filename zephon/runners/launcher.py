@@ -30,7 +30,7 @@ from zephon.errors import WorkerError, ZephonError, describe
 from zephon.ipc import stray
 from zephon.ipc.segment import Segment
 from zephon.limits import limit_error, raise_descriptors
-from zephon.runners import leftovers, signals
+from zephon.runners import interpreter, leftovers, signals
 from zephon.runners.engine_watch import WatchedEngine
 from zephon.runners.fresh import (
     ENGINE_STAGE,
@@ -59,6 +59,7 @@ def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoRe
 
     `engine`: the module whose `serve` is the engine process. It is imported while the trainer still packs the orders.
     """
+    interpreter.open_standard_files()
     trainer = _watch(trainer_pid)
     control, to_trainer = socket.socket(fileno=control_fd), socket.socket(fileno=engine_fd)
     signals.take_over()
@@ -180,9 +181,9 @@ class _Tree:
         """From now on children are exec'ed, and read the orders themselves."""
         self._kept = Segment.create(len(self._packed))
         self._kept.map[: len(self._packed)] = self._packed
-        sys.stderr.write(
+        interpreter.tell(
             f"zephon: importing the pipeline's modules started {others} threads, whose locks a fork would copy; so the "
-            "engine and workers are started anew, which takes longer; start threads in an operator's setup() instead\n"
+            "engine and workers are started anew, which takes longer; start threads in an operator's setup() instead"
         )
 
     def _exec(self, stage: int, index: int, sockets: tuple[socket.socket, ...]) -> int:

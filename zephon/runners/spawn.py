@@ -16,18 +16,15 @@ from typing import TYPE_CHECKING
 
 from zephon.errors import WorkerError, ZephonError, describe
 from zephon.limits import limit_error
-from zephon.runners import leftovers
+from zephon.runners import interpreter, leftovers
 
 if TYPE_CHECKING:
     from zephon.runners.orders import Orders
 
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
 # The collector would walk through all modules again and again while they are imported; it is on again for user code.
 _CODE = """
 import gc
 gc.disable()
-import sys
-sys.path[:] = {path!r}
 from zephon.runners.launcher import main
 main({control}, {engine}, {pid}, {module!r})
 """
@@ -43,27 +40,28 @@ class Launcher:
 
     def __init__(self, module: str) -> None:
         try:
-            self._control, control = socket.socketpair()
-            self.engine, engine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._control, control = interpreter.socket_pair(socket.SOCK_STREAM)
+            self.engine, engine = interpreter.socket_pair(socket.SOCK_SEQPACKET)
+            path = interpreter.write_path([*sys.path, _ROOT])
         except OSError as error:
             raise _not_started(error) from error
         self._control.settimeout(None)  # socket.setdefaulttimeout is the user's
         self.engine.settimeout(None)
-        path = [*(entry for entry in sys.path if isinstance(entry, str)), _ROOT]
-        code = _CODE.format(path=path, control=control.fileno(), engine=engine.fileno(), pid=os.getpid(), module=module)
+        code = _CODE.format(control=control.fileno(), engine=engine.fileno(), pid=os.getpid(), module=module)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code],
+                interpreter.arguments(path, code),
                 stdin=subprocess.DEVNULL,
-                pass_fds=(control.fileno(), engine.fileno()),
+                pass_fds=(path, control.fileno(), engine.fileno()),
                 start_new_session=True,
-                env=_environment(),
+                env=interpreter.environment(),
             )
         except OSError as error:
             self._control.close()
             self.engine.close()
             raise _not_started(error) from error
         finally:
+            os.close(path)
             control.close()
             engine.close()
 
@@ -150,9 +148,3 @@ class Launcher:
 def _not_started(error: OSError) -> ZephonError:
     known = limit_error(error, f"the start of the launcher ({sys.executable})")
     return known or WorkerError(f"the launcher ({sys.executable}) did not start: {describe(error)}")
-
-
-def _environment() -> dict[str, str]:
-    """The environment of the tree: one thread for each numeric library, one hash seed for all processes."""
-    threads = dict.fromkeys(_ONE_THREAD, "1")
-    return {**os.environ, **threads, "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0"}
