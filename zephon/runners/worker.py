@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
@@ -15,7 +16,7 @@ from zephon.ipc.area import Area
 from zephon.ipc.channel import Receiver, Sender
 from zephon.ipc.codec import send_whole
 from zephon.limits import limit_error
-from zephon.runners import signals, stacks
+from zephon.runners import interpreter, signals, stacks
 from zephon.runners.ahead import Ahead
 from zephon.runners.execute import StageWork
 from zephon.runners.whereabouts import FETCH, RESULT, Whereabouts
@@ -44,6 +45,7 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
     try:
         work.setup(where)
         where.leave()
+        _check_wakes(tasks, results)
         results.send_waiting(write_report("ready"), alive)
         inbox, ahead = _Inbox(tasks, results.area, alive), Ahead(work)
         following: Task | None = None
@@ -65,6 +67,7 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
             results.send_waiting(message_of_result, alive)
     except BaseException as error:
         stray.leave()
+        _check_wakes(tasks, results)
         spot = where.spot()
         where.leave()
         on = f"a worker, where {work.describe(spot, task.slices if task else ())}" if spot else "a worker"
@@ -102,6 +105,17 @@ class _Inbox:
             self._tasks.data.wait(WAIT_S)
             self._alive()
         return task
+
+
+def _check_wakes(tasks: Receiver, results: Sender) -> None:
+    """Ends a worker that cannot wake anybody any more; a fresh one takes its place, as after any death."""
+    if not all(wake.is_whole() for wake in (tasks.data, tasks.credit, results.data, results.credit)):
+        with contextlib.suppress(OSError):
+            interpreter.tell(
+                f"zephon: user code closed descriptors of worker process {os.getpid()} that it did not open; "
+                "the worker is replaced"
+            )
+        os._exit(1)
 
 
 def _seed() -> None:
