@@ -63,9 +63,11 @@ def apart(fd: int) -> int:
 
 
 def socket_pair(kind: socket.SocketKind) -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets, apart from standard input, output and error."""
+    """Two connected sockets that block, apart from standard input, output and error."""
     ends = socket.socketpair(socket.AF_UNIX, kind)
     first, second = (socket.socket(fileno=apart(end.detach())) for end in ends)
+    for end in (first, second):
+        end.settimeout(None)  # socket.setdefaulttimeout is the user's
     return first, second
 
 

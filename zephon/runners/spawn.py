@@ -45,8 +45,6 @@ class Launcher:
             path = interpreter.write_path([*sys.path, _ROOT])
         except OSError as error:
             raise _not_started(error) from error
-        self._control.settimeout(None)  # socket.setdefaulttimeout is the user's
-        self.engine.settimeout(None)
         code = _CODE.format(control=control.fileno(), engine=engine.fileno(), pid=os.getpid(), module=module)
         try:
             self._process = subprocess.Popen(
