@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 
-from tests.process.helpers import Script, is_clean, run_script, wait_until
-from zephon.runners import signals
+from tests.process.helpers import Script, children, ids, is_clean, launcher, line, run_script, wait_until
+from zephon.runners import signals, spawn
 
 pytestmark = pytest.mark.law("L8")
 
@@ -85,6 +86,34 @@ def test_warnings_of_a_scheduler_to_the_whole_job(tmp_path: Path) -> None:
     (tmp_path / "setting.py").write_text(MODULE.format(setting="", threads=False))
     numbers = set(signals.HELD_OFF) - {signal.SIGALRM}  # which is user code's own affair in a worker
     told(Script(SCRIPT, tmp_path, stdin=-1), tuple(numbers))
+
+
+@pytest.mark.parametrize("started", ["the launcher", "the launcher's children"])
+def test_a_warning_that_comes_before_a_process_has_taken_over(
+    started: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the moments in which a new interpreter starts, the default of most signals would be its end."""
+    here, go = tmp_path / "here", tmp_path / "go"
+    wait = f"import os\nopen({str(here)!r}, 'w').close()\nwhile not os.path.exists({str(go)!r}): pass\n"
+    if started == "the launcher":
+        monkeypatch.setattr(spawn, "_CODE", wait + spawn._CODE)
+    else:
+        change = f"import zephon.runners.fresh as fresh\nfresh._CODE = {wait!r} + fresh._CODE\n"
+        threads = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        monkeypatch.setattr(spawn, "_CODE", spawn._CODE.replace("main(", f"{threads}{change}main("))
+
+    def warn() -> None:
+        wait_until(here.exists, 30)
+        for pid in (launcher(), *children(launcher())):
+            for number in (signal.SIGINT, *signals.HELD_OFF):
+                os.kill(pid, number)
+        go.touch()
+
+    thread = threading.Thread(target=warn)
+    thread.start()
+    with line(64) as pipeline:
+        assert ids(pipeline) == list(range(64))
+    thread.join()
 
 
 def test_an_alarm_in_a_worker_ends_it_as_user_code_wants(tmp_path: Path) -> None:

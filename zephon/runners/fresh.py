@@ -73,8 +73,8 @@ def start(role: Role) -> int:
     try:
         for fd in descriptors:
             os.set_inheritable(fd, True)
-        # Blocked until the child holds them off by itself: a default action would end it.
-        return os.posix_spawn(sys.executable, arguments, os.environ, setsigmask=signals.HELD_OFF)
+        with signals.kept():
+            return os.posix_spawn(sys.executable, arguments, os.environ)
     finally:
         os.close(path)
         for fd in role.descriptors():

@@ -6,9 +6,11 @@ would end the tree, or hide a death, is set again behind that.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 from zephon.ipc import stray
 
@@ -23,6 +25,16 @@ def take_over() -> None:
         _hold_off(number)
     take_back()
     os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_begin_child)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """What is exec'ed meanwhile gets the signals of the tree once it has taken over: their default would end it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, *HELD_OFF))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def take_back() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from zephon.errors import WorkerError, ZephonError, describe
 from zephon.limits import limit_error
-from zephon.runners import interpreter, leftovers
+from zephon.runners import interpreter, leftovers, signals
 
 if TYPE_CHECKING:
     from zephon.runners.orders import Orders
@@ -47,13 +47,14 @@ class Launcher:
             raise _not_started(error) from error
         code = _CODE.format(control=control.fileno(), engine=engine.fileno(), pid=os.getpid(), module=module)
         try:
-            self._process = subprocess.Popen(
-                interpreter.arguments(path, code),
-                stdin=subprocess.DEVNULL,
-                pass_fds=(path, control.fileno(), engine.fileno()),
-                start_new_session=True,
-                env=interpreter.environment(),
-            )
+            with signals.kept():
+                self._process = subprocess.Popen(
+                    interpreter.arguments(path, code),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(path, control.fileno(), engine.fileno()),
+                    start_new_session=True,
+                    env=interpreter.environment(),
+                )
         except OSError as error:
             self._control.close()
             self.engine.close()
