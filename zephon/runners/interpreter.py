@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -79,5 +80,6 @@ def open_standard_files() -> None:
 
 
 def tell(text: str) -> None:
-    """Writes a line to standard error, whatever user code made of `sys.stderr`."""
-    os.write(2, f"{text}\n".encode("utf-8", "backslashreplace"))
+    """Writes a line to standard error, if there is one, whatever user code made of `sys.stderr`."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode("utf-8", "backslashreplace"))

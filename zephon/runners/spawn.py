@@ -110,7 +110,8 @@ class Launcher:
             if not ended:
                 self._process.kill()
             if not self._cleared():
-                leftovers.end_session(self._process.pid)
+                with contextlib.suppress(OSError):
+                    leftovers.end_session(self._process.pid)
             self._process.wait()
 
     def _is_over(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import sys
@@ -110,11 +109,10 @@ class _Inbox:
 def _check_wakes(tasks: Receiver, results: Sender) -> None:
     """Ends a worker that cannot wake anybody any more; a fresh one takes its place, as after any death."""
     if not all(wake.is_whole() for wake in (tasks.data, tasks.credit, results.data, results.credit)):
-        with contextlib.suppress(OSError):
-            interpreter.tell(
-                f"zephon: user code closed descriptors of worker process {os.getpid()} that it did not open; "
-                "the worker is replaced"
-            )
+        interpreter.tell(
+            f"zephon: user code closed descriptors of worker process {os.getpid()} that it did not open; the worker is "
+            "replaced"
+        )
         os._exit(1)
 
 
