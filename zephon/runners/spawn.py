@@ -102,13 +102,13 @@ class Launcher:
         self._control.close()
         with contextlib.suppress(OSError):
             self.engine.close()
-        self._process.send_signal(signal.SIGCONT)  # a stopped one could not end its tree
+        self._signal(signal.SIGCONT)  # a stopped one could not end its tree
         ended = False
         try:
             ended = self._ended(STOP_TIMEOUT_S)
         finally:  # also where a second Ctrl-C ends the wait
             if not ended:
-                self._process.kill()
+                self._signal(signal.SIGKILL)
             if not self._cleared():
                 with contextlib.suppress(OSError):
                     leftovers.end_session(self._process.pid)
@@ -120,6 +120,12 @@ class Launcher:
             return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
             return True
+
+    def _signal(self, number: int) -> None:
+        """`Popen.send_signal` collects a status."""
+        if not self._is_over():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
     def _cleared(self) -> bool:
         """Waits for its end; whether it ended in its own way, which leaves nothing of what user code started."""
