@@ -43,15 +43,16 @@ def end_session(session: int) -> None:
         found = _members(session) | _children() if own else _members(session)
         return {pid for pid in found if not _ends(pid, 0)}
 
-    end_s = time.monotonic() + MOST_S
-    _kill(lambda: {pid for pid in living() if not _is_tracker(pid)}, end_s)
+    _kill(lambda: {pid for pid in living() if not _is_tracker(pid)})
+    end_s = time.monotonic() + TRACKER_S
     for pid in living():
-        _ends(pid, end_s + TRACKER_S - time.monotonic())
-    _kill(living, end_s + TRACKER_S)
+        _ends(pid, end_s - time.monotonic())
+    _kill(living)
 
 
-def _kill(find: Callable[[], set[int]], end_s: float) -> None:
+def _kill(find: Callable[[], set[int]]) -> None:
     """Kills what `find` finds until it finds nothing: what a process started is found when that one is dead."""
+    end_s = time.monotonic() + MOST_S
     while found := find():
         for pid in found:
             with contextlib.suppress(OSError):
