@@ -26,6 +26,7 @@ from zephon.engine import Engine, Job, TailItem
 from zephon.errors import InternalError, ZephonError, describe, set_place
 from zephon.exchange import MOST_DESCRIPTORS, write_error
 from zephon.flow.batcher import Cut, End, Failed
+from zephon.ipc import stray
 from zephon.ipc.codec import send_whole
 from zephon.limits import limit_error
 from zephon.lineage import origins_in
@@ -61,9 +62,11 @@ def serve(
     collect_rarely()
     launcher.settimeout(None)  # socket.setdefaulttimeout is the user's
     try:
+        server = _Server(job, wirings, where, trainer, launcher)
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(_Server(job, wirings, where, trainer, launcher).run())
+            runner.run(server.run())
     except BaseException as error:
+        stray.leave()
         known = error if isinstance(error, ZephonError) else limit_error(error, "the engine")
         known = known or InternalError(f"in the engine: {describe(error)}")
         known.__cause__ = error if known is not error else error.__cause__
@@ -126,8 +129,11 @@ class _Server:
             if self._error is not None:
                 raise self._error
             self._woken.clear()
-            moved = self._engine.pump()
-            sent = self._send_ready()
+            try:
+                moved = self._engine.pump()
+                sent = self._send_ready()
+            finally:
+                stray.leave()  # before the loop is used, or closed: a forked child has the same one
             if moved or sent:
                 await asyncio.sleep(0)  # lets the readers run
             else:
@@ -286,6 +292,7 @@ class _Server:
         fds.clear()
 
     def _send(self, message: bytes, fds: list[int]) -> None:
+        stray.leave()
         self._unsent.append((message, fds))
         self._flush()
 

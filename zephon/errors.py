@@ -26,6 +26,7 @@ def set_place(place: str) -> None:
 _LONGEST_TEXT = 4_000  # characters of a user's message that travel with an error
 _LONGEST_LINE = 500  # characters of one frame or message of a traceback that travels as a note
 _LONGEST_CHAIN = 16  # exceptions that travel: one, what caused it, what caused that, ...
+_DEEPEST_GROUP = 64  # groups inside of each other that travel; what lies deeper is described
 
 _HEAP_TYPE = 1 << 9  # CPython's flag of a class that is not built in
 
@@ -255,13 +256,16 @@ def _restore(
     return error
 
 
-def _links(error: BaseException | None) -> _Links:
-    """An exception and what it came from, as Python would show them, in a form that survives pickling."""
+def _links(error: BaseException | None, depth: int = 0) -> _Links:
+    """An exception and what it came from, as Python would show them, in a form that survives pickling.
+
+    depth: the groups that it lies in.
+    """
     links: list[tuple[bytes, str, bool]] = []
     seen: set[int] = set()
     while error is not None and id(error) not in seen and len(links) < _LONGEST_CHAIN:
         seen.add(id(error))
-        links.append((*_portable(error), error.__cause__ is not None))
+        links.append((*_portable(error, depth), error.__cause__ is not None))
         if isinstance(error, ZephonError):
             break  # its own pickle has the rest
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -279,26 +283,28 @@ def _linked(links: _Links) -> BaseException | None:
     return before
 
 
-def _portable(error: BaseException) -> tuple[bytes, str]:
+def _portable(error: BaseException, depth: int) -> tuple[bytes, str]:
     """The exception pickled, as itself if it comes out as it was, else as its parts; and its description.
 
     An exception is pickled as its class and args. A constructor that wants others than it hands on fails then, or
     makes another text. What has no form that can be loaded, here or there, arrives as its description alone.
     """
     text = describe(error)
+    if isinstance(error, BaseExceptionGroup) and depth > _DEEPEST_GROUP:
+        return b"", text
     if not isinstance(error, BaseExceptionGroup):  # whose members would lose what they came from
         itself = _pickled(error)
         if (again := _loaded(itself)) is not None and describe(again) == text:
             return itself, text
-    parts = _pickled(_parts(error))
+    parts = _pickled(_parts(error, depth))
     return (parts if _loaded(parts) is not None else b""), text
 
 
-def _parts(error: BaseException) -> _Parts:
+def _parts(error: BaseException, depth: int) -> _Parts:
     """What an exception is made of. An argument that cannot be sent goes as its description."""
     if isinstance(error, BaseExceptionGroup):
         rest = [_sendable(arg) for arg in error.args[2:]]
-        members = [_links(member) for member in error.exceptions]
+        members = [_links(member, depth + 1) for member in error.exceptions]
         return type(error), (error.message, None, *rest), _fields(error), members
     return type(error), tuple(_sendable(arg) for arg in error.args), _fields(error), None
 

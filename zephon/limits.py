@@ -159,6 +159,11 @@ def _remedy(error: BaseException) -> str | None:
         return memory_remedy()
     if number == errno.ENOSPC:
         return "no room is left; free some, or lower ring_bytes, parallelism or the size of a batch"
+    if number == errno.EFBIG and resource_limit("FSIZE")[0] is not None:
+        return (
+            f"a file, and shared memory is one, may have {_shown('FSIZE')} bytes here (RLIMIT_FSIZE); raise that "
+            "(ulimit -f), or lower ring_bytes, parallelism or the size of a batch"
+        )
     return None
 
 

@@ -63,6 +63,12 @@ def test_exclusions_that_name_no_row(folder: Path, entry: Any, says: str) -> Non
     assert "dataset 'web'" in str(caught.value)
 
 
+@pytest.mark.parametrize("exclude", [None, 5])
+def test_what_is_no_list_of_exclusions(exclude: Any) -> None:
+    with pytest.raises(ConfigError, match=f"dataset 'toy': exclude is {exclude}; it is an iterable of"):
+        Dataset.from_list("toy", [{"id": 1}], exclude=exclude)
+
+
 @given(st.sets(st.integers(0, 19)), st.lists(st.integers(0, 19), max_size=30))
 def test_is_excluded_is_membership(excluded: set[int], rows: list[int]) -> None:
     made = Dataset.from_list("toy", [{"id": i} for i in range(20)], exclude=[("list", row) for row in excluded])

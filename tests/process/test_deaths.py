@@ -527,3 +527,49 @@ def test_the_iterator_is_over_after_a_death_of_the_engine() -> None:
         with pytest.raises(zp.errors.Closed, match="load the state"):
             next(iterator)
         assert ids(islice(iter(pipeline), 2)) == list(range(8))
+
+
+class Closing:
+    """Closes all descriptors of its process at some ids, and may open files of its own with their numbers."""
+
+    def __init__(self, at: set[int], reopens: bool) -> None:
+        self.at, self.reopens = at, reopens
+
+    def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
+        if record["id"] in self.at:
+            os.closerange(3, 4096)
+            for _ in range(64 * self.reopens):
+                os.open("/dev/null", os.O_RDWR)
+        return record
+
+
+@pytest.mark.parametrize("reopens", [False, True])
+def test_a_worker_whose_descriptors_user_code_closes_is_replaced(
+    reopens: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Daemonising libraries close what they do not know."""
+    with line(200, Closing({20, 90}, reopens)) as pipeline:
+        assert ids(pipeline) == list(range(200))
+    assert capfd.readouterr().err.count("that it did not open; the worker is replaced") >= 2
+
+
+class ClosingSetup(zp.Operator):
+    """The same in its setup."""
+
+    def setup(self) -> None:
+        os.closerange(3, 4096)
+
+    def process(self, record: dict[str, Any]) -> dict[str, Any]:
+        return record
+
+
+def test_a_setup_that_closes_all_descriptors_is_named() -> None:
+    dataset = zp.Dataset.from_list("toy", [{"id": i} for i in range(8)])
+    pipeline = zp.Pipeline(zp.StaticMixture([dataset])).apply(ClosingSetup(), name="careless").batch(4)
+    with (
+        pipeline.options(runner="process", parallelism=1, canonical_replicas=1) as running,
+        pytest.raises(
+            zp.errors.WorkerError, match="died while they started, in the setup of 'careless': exit status 1"
+        ),
+    ):
+        list(running)

@@ -166,6 +166,29 @@ def test_the_traceback_shows_the_users_line_and_all_that_came_before(make: Make,
             assert all(part in text for part in wanted)
 
 
+def test_groups_nested_deeply_are_cut() -> None:
+    """As long chains are: what lies deepest arrives as its description, and no pickling gives up on the way."""
+
+    def nested() -> BaseException:
+        error: Exception = ValueError("leaf")
+        for level in range(400):
+            error = ExceptionGroup(f"level {level}", [error])
+        return error
+
+    with raising(nested, "process") as pipeline, pytest.raises(ExceptionGroup, match="failed on lane") as caught:
+        list(pipeline)
+    assert isinstance(caught.value, zp.errors.OperatorError)
+    found: BaseException = caught.value
+    messages = []
+    while isinstance(found, BaseExceptionGroup):
+        messages.append(found.message)
+        found = found.exceptions[0]
+    assert messages[1:] == [f"level {level}" for level in range(398, 399 - len(messages), -1)]
+    assert len(messages) > 60
+    assert type(found) is zp.errors.ZephonError
+    assert str(found).startswith("ExceptionGroup: level 33")
+
+
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_except_star(runner: str) -> None:
     """A group is a group: its members can be caught by their kinds."""

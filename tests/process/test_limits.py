@@ -84,6 +84,14 @@ def test_too_few_descriptors_are_one_error_with_sizes(number: int, workers: int,
     assert "lower parallelism or prefetch_batches, or raise the limit (ulimit -n)" in out
 
 
+@pytest.mark.parametrize("blocks", [0, 100])
+def test_a_limit_on_the_size_of_files_is_named(blocks: int, tmp_path: Path) -> None:
+    """Shared memory is a file too."""
+    status, out = run(f"ulimit -f {blocks};", 2, 10, tmp_path)
+    assert status == 7, out
+    assert f"may have {blocks * 1024:,} bytes here (RLIMIT_FSIZE); raise that (ulimit -f)" in out
+
+
 def test_a_trainer_that_runs_out_of_descriptors_later() -> None:
     """A new slot's descriptor cannot come along: an error that says so. The state is good."""
 

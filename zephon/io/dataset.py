@@ -256,6 +256,11 @@ class Dataset:
 
     def _excluded_rows(self, exclude: Iterable[tuple[str | int, int]]) -> NDArray[np.int64]:
         by_name = {shard.name: i for i, shard in enumerate(self._shards)}
+        if not isinstance(exclude, Iterable):
+            raise ConfigError(
+                f"dataset '{self._name}': exclude is {exclude!r}; it is an iterable of (shard name or index, row in "
+                "that shard), and () for no row"
+            )
         rows = [self._excluded_row(entry, by_name) for entry in exclude]
         return np.array(sorted(set(rows)), np.int64)
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zephon.ipc import stray
 from zephon.ipc.area import Area, AreaReader
 from zephon.ipc.ring import Ring
 from zephon.ipc.wake import Wake
@@ -39,6 +40,7 @@ class Sender:
 
     def send(self, parts: Sequence[Any]) -> bool:
         """Takes a message; returns whether all of it is in the ring now. The parts must stay as they are until then."""
+        stray.leave()
         views = [memoryview(part).cast("B") for part in parts]
         size = sum(view.nbytes for view in views)
         if self.area is not None and size >= LARGE_BYTES and (start := self.area.take(size)) is not None:
@@ -68,6 +70,7 @@ class Sender:
     def flush(self) -> bool:
         """Publishes what fits. Returns whether nothing waits any more."""
         while self._waiting:
+            stray.leave()
             if not self.ring.put(self._waiting[0]):
                 return False
             self._waiting.popleft()
@@ -117,6 +120,7 @@ class Receiver:
 
     def receive(self) -> memoryview | NDArray[np.uint8] | None:
         """The next complete message, in memory of its own or in the area; None where there is none yet. Never waits."""
+        stray.leave()
         while True:
             if not self._announced:
                 self.note()

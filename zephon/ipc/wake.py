@@ -34,6 +34,13 @@ class Wake:
         poll.register(self.fd, select.POLLIN)
         return bool(poll.poll(timeout_s * 1000))
 
+    def is_whole(self) -> bool:
+        """Whether its descriptor is still its own: user code may have closed it, and opened something else."""
+        try:
+            return "eventfd" in os.readlink(f"/proc/self/fd/{self.fd}")
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Closes the descriptor in this process."""
         os.close(self.fd)

@@ -14,6 +14,7 @@ import time
 from typing import Any, Protocol
 
 from zephon.flow.task import Task
+from zephon.ipc import stray
 from zephon.ops.base import At
 from zephon.runners.whereabouts import WHOLE
 
@@ -83,6 +84,7 @@ class Ahead:
                 self._read.put((self._loader.load(task, at), time.perf_counter() - began, None))
             except BaseException as error:
                 self._read.put((None, 0.0, error))
+            stray.leave()
 
 
 def _waits() -> int:

@@ -22,7 +22,9 @@ from typing import NoReturn
 import msgspec
 
 from zephon.errors import describe
+from zephon.ipc import stray
 from zephon.ipc.segment import Segment
+from zephon.runners import interpreter, signals
 from zephon.runners.orders import unpack
 from zephon.runners.rings import Layout, wire
 from zephon.runners.worker import serve
@@ -31,8 +33,6 @@ PR_SET_PDEATHSIG = 1
 ENGINE_STAGE = -1
 FAULTS = "ZEPHON_FAULTS"  # set by the kit that breaks things on purpose, for its own processes alone
 _CODE = """
-import sys
-sys.path[:] = {path!r}
 from zephon.runners.fresh import main
 main({role!r})
 """
@@ -67,21 +67,23 @@ def num_threads() -> int:
 
 def start(role: Role) -> int:
     """Starts a fresh child; returns its pid."""
-    descriptors = list(role.descriptors())
-    code = _CODE.format(path=sys.path, role=msgspec.json.encode(role))
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the child's until it holds off by itself
+    path = interpreter.write_path(sys.path)
+    descriptors = [path, *role.descriptors()]
+    arguments = interpreter.arguments(path, _CODE.format(role=msgspec.json.encode(role)))
     try:
         for fd in descriptors:
             os.set_inheritable(fd, True)
-        return os.posix_spawn(sys.executable, [sys.executable, "-c", code], os.environ)
+        with signals.kept():
+            return os.posix_spawn(sys.executable, arguments, os.environ)
     finally:
-        hold_off_sigterm()
-        for fd in descriptors:
+        os.close(path)
+        for fd in role.descriptors():
             os.set_inheritable(fd, False)
 
 
 def main(role: bytes) -> NoReturn:
     """The life of a fresh child."""
+    signals.take_over()
     install_faults()
     own = msgspec.json.decode(role, type=Role)
     live(own.parent, lambda: _serve(own))
@@ -89,40 +91,15 @@ def main(role: bytes) -> NoReturn:
 
 def live(parent: int, run: Callable[[], None]) -> NoReturn:
     """Runs a child of the launcher, forked or fresh, to its end. It never outlives its parent."""
-    hold_off_sigterm()
-    os.register_at_fork(before=_block_sigterm, after_in_parent=_unblock_sigterm, after_in_child=_let_sigterm_through)
     try:
         _die_with(parent)
         run()
         os._exit(0)
     except BaseException as error:
         with contextlib.suppress(Exception):
-            sys.stderr.write(f"zephon: a child process failed: {describe(error)}\n")
+            interpreter.tell(f"zephon: a child process failed: {describe(error)}")
     finally:
         os._exit(1)
-
-
-def hold_off_sigterm() -> None:
-    """A SIGTERM does nothing here: a preempted trainer may still save its state.
-
-    It is no SIG_IGN, which would go on to whatever processes user code starts: those could not be terminated.
-    """
-    signal.signal(signal.SIGTERM, lambda number, frame: None)
-    signal.siginterrupt(signal.SIGTERM, False)
-
-
-def _let_sigterm_through() -> None:
-    """In what user code forks, as in what it starts in any other way; one that came meanwhile was kept for it."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _unblock_sigterm()
-
-
-def _block_sigterm() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-
-def _unblock_sigterm() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def flush_lines() -> None:
@@ -142,7 +119,9 @@ def _serve(own: Role) -> None:
     for fd in own.descriptors():
         os.set_inheritable(fd, False)
     packed = Segment(*own.orders)
-    orders = unpack(packed.map[:], own.shared)
+    orders = unpack(packed.map[:], own.shared)  # this imports the user's modules
+    stray.leave()
+    signals.take_back()
     packed.close()
     wirings, station = wire(own.layout)
     if own.stage != ENGINE_STAGE:

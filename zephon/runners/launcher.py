@@ -27,14 +27,15 @@ import msgspec
 
 from zephon.arena import engine_descriptors
 from zephon.errors import WorkerError, ZephonError, describe
+from zephon.ipc import stray
 from zephon.ipc.segment import Segment
 from zephon.limits import limit_error, raise_descriptors
+from zephon.runners import interpreter, leftovers, signals
 from zephon.runners.engine_watch import WatchedEngine
 from zephon.runners.fresh import (
     ENGINE_STAGE,
     Role,
     flush_lines,
-    hold_off_sigterm,
     install_faults,
     live,
     num_threads,
@@ -58,14 +59,15 @@ def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoRe
 
     `engine`: the module whose `serve` is the engine process. It is imported while the trainer still packs the orders.
     """
+    interpreter.open_standard_files()
     trainer = _watch(trainer_pid)
     control, to_trainer = socket.socket(fileno=control_fd), socket.socket(fileno=engine_fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    hold_off_sigterm()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited: where it is ignored, a child's status is lost
+    signals.take_over()
+    leftovers.adopt_orphans()
     flush_lines()
     if trainer is None:
         os._exit(0)
+    failure: BaseException | None = None
     try:
         importlib.import_module(engine)
         gc.freeze()  # no collection touches these objects any more, so that children share their pages
@@ -74,9 +76,12 @@ def main(control_fd: int, engine_fd: int, trainer_pid: int, engine: str) -> NoRe
         tree = _Tree(engine, control, to_trainer)  # kept: what it holds is never let go of one by one
         tree.watch(trainer)
     except BaseException as error:
-        _report(to_trainer, error)
-        os._exit(1)
-    os._exit(0)
+        failure = error
+    with contextlib.suppress(Exception):
+        leftovers.end_session(os.getpid())
+    if failure is not None:
+        _report(to_trainer, failure)
+    os._exit(failure is not None)
 
 
 def _watch(pid: int) -> int | None:
@@ -108,6 +113,8 @@ def _user_code(control: socket.socket) -> Iterator[None]:
         yield
     finally:
         fcntl.fcntl(control, fcntl.F_SETFL, flags)
+        stray.leave()
+        signals.take_back()
 
 
 def _report(to_trainer: socket.socket, error: BaseException) -> None:
@@ -174,9 +181,9 @@ class _Tree:
         """From now on children are exec'ed, and read the orders themselves."""
         self._kept = Segment.create(len(self._packed))
         self._kept.map[: len(self._packed)] = self._packed
-        sys.stderr.write(
+        interpreter.tell(
             f"zephon: importing the pipeline's modules started {others} threads, whose locks a fork would copy; so the "
-            "engine and workers are started anew, which takes longer; start threads in an operator's setup() instead\n"
+            "engine and workers are started anew, which takes longer; start threads in an operator's setup() instead"
         )
 
     def _exec(self, stage: int, index: int, sockets: tuple[socket.socket, ...]) -> int:
@@ -188,7 +195,7 @@ class _Tree:
     def _fork(self, stage: int, index: int, sockets: tuple[socket.socket, ...]) -> int:
         """Forks a child, which never returns."""
         launcher = os.getpid()
-        pid = os.fork()
+        pid = signals.fork()
         if pid == 0:
             live(launcher, lambda: self._serve(stage, index, sockets))
         return pid
@@ -207,26 +214,23 @@ class _Tree:
             serve(self._orders.works[stage], *self._wirings[stage][index].worker_ends())
 
     def watch(self, trainer: int) -> None:
-        """Serves until the tree must end, and ends it."""
+        """Serves until the tree must end."""
         self._poll.register(trainer, select.POLLIN)
         self._poll.register(self._control.fileno(), select.POLLIN | select.POLLHUP)
         self._poll.register(self._engine_end.fileno(), select.POLLIN)
         over = False
-        try:
-            while not over:
-                found = self._poll.poll(min(LOOK_S, self._guard.period_s) * 1000)
-                self._look(time.monotonic())
-                for fd, _ in found:
-                    if fd in self._children:
-                        over |= self._reap(fd)
-                    elif fd == self._engine_end.fileno():
-                        over |= self._serve_engine()
-                    else:
-                        over = True  # the trainer closed, or is gone
-            if self._last_word is not None:
-                self._speak(self._last_word, trainer)
-        finally:
-            self._end()
+        while not over:
+            found = self._poll.poll(min(LOOK_S, self._guard.period_s) * 1000)
+            self._look(time.monotonic())
+            for fd, _ in found:
+                if fd in self._children:
+                    over |= self._reap(fd)
+                elif fd == self._engine_end.fileno():
+                    over |= self._serve_engine()
+                else:
+                    over = True  # the trainer closed, or is gone
+        if self._last_word is not None:
+            self._speak(self._last_word, trainer)
 
     def _speak(self, error: ZephonError, trainer: int) -> None:
         """Reports an error as soon as there is room for it, unless the trainer closes, or is gone, before that."""
@@ -271,6 +275,7 @@ class _Tree:
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + LOOK_S
             self._look_at_states()
+            leftovers.collect_orphans(pid for pid, *_ in self._children.values())
 
     def _signal_engine(self, _: int, number: int) -> None:
         self._signal(ENGINE_STAGE, 0, number)
@@ -327,20 +332,3 @@ class _Tree:
             if who == [stage, index]:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(pidfd, number)
-
-    def _end(self) -> None:
-        for pid, _, _ in self._children.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid, _, _ in self._children.values():
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-        _kill_session()
-
-
-def _kill_session() -> None:
-    """Kills what user code started and left behind in the launcher's session."""
-    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
-        with contextlib.suppress(OSError):
-            if os.getsid(pid) == os.getpid() != pid:
-                os.kill(pid, signal.SIGKILL)

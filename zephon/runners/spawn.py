@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING
 
 from zephon.errors import WorkerError, ZephonError, describe
 from zephon.limits import limit_error
+from zephon.runners import interpreter, leftovers, signals
 
 if TYPE_CHECKING:
     from zephon.runners.orders import Orders
 
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
 # The collector would walk through all modules again and again while they are imported; it is on again for user code.
 _CODE = """
 import gc
 gc.disable()
-import sys
-sys.path[:] = {path!r}
 from zephon.runners.launcher import main
 main({control}, {engine}, {pid}, {module!r})
 """
@@ -42,27 +40,27 @@ class Launcher:
 
     def __init__(self, module: str) -> None:
         try:
-            self._control, control = socket.socketpair()
-            self.engine, engine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._control, control = interpreter.socket_pair(socket.SOCK_STREAM)
+            self.engine, engine = interpreter.socket_pair(socket.SOCK_SEQPACKET)
+            path = interpreter.write_path([*sys.path, _ROOT])
         except OSError as error:
             raise _not_started(error) from error
-        self._control.settimeout(None)  # socket.setdefaulttimeout is the user's
-        self.engine.settimeout(None)
-        path = [*(entry for entry in sys.path if isinstance(entry, str)), _ROOT]
-        code = _CODE.format(path=path, control=control.fileno(), engine=engine.fileno(), pid=os.getpid(), module=module)
+        code = _CODE.format(control=control.fileno(), engine=engine.fileno(), pid=os.getpid(), module=module)
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(control.fileno(), engine.fileno()),
-                start_new_session=True,
-                env=_environment(),
-            )
+            with signals.kept():
+                self._process = subprocess.Popen(
+                    interpreter.arguments(path, code),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(path, control.fileno(), engine.fileno()),
+                    start_new_session=True,
+                    env=interpreter.environment(),
+                )
         except OSError as error:
             self._control.close()
             self.engine.close()
             raise _not_started(error) from error
         finally:
+            os.close(path)
             control.close()
             engine.close()
 
@@ -89,7 +87,7 @@ class Launcher:
 
     def is_gone(self) -> bool:
         """Whether it ended, or its main thread alone: then its children died with that, and the kernel tells nobody."""
-        return self._process.poll() is not None or self.state() == "Z"
+        return self._is_over() or self.state() == "Z"
 
     def state(self) -> str:
         """What the kernel says that it does; see `state_of`."""
@@ -104,18 +102,42 @@ class Launcher:
         self._control.close()
         with contextlib.suppress(OSError):
             self.engine.close()
-        self._process.send_signal(signal.SIGCONT)  # a stopped one could not end its tree
+        self._signal(signal.SIGCONT)  # a stopped one could not end its tree
         ended = False
         try:
             ended = self._ended(STOP_TIMEOUT_S)
         finally:  # also where a second Ctrl-C ends the wait
             if not ended:
-                self._process.kill()
+                self._signal(signal.SIGKILL)
+            if not self._cleared():
+                with contextlib.suppress(OSError):
+                    leftovers.end_session(self._process.pid)
             self._process.wait()
+
+    def _is_over(self) -> bool:
+        """Whether the launcher ended. Its status is left to be collected: until then its pid is no other process's."""
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def _signal(self, number: int) -> None:
+        """`Popen.send_signal` collects a status."""
+        if not self._is_over():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+    def _cleared(self) -> bool:
+        """Waits for its end; whether it ended in its own way, which leaves nothing of what user code started."""
+        try:
+            end = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # collected by another thread: its pid may be any process's
+            return True
+        return end is None or (end.si_code == os.CLD_EXITED and end.si_status in (0, 1))
 
     def _ended(self, timeout_s: float) -> bool:
         """Whether the launcher ends within a time. A pidfd wakes at once; `Popen.wait(timeout)` looks now and then."""
-        if self._process.poll() is not None:
+        if self._is_over():
             return True
         try:
             pidfd = os.pidfd_open(self._process.pid)
@@ -132,9 +154,3 @@ class Launcher:
 def _not_started(error: OSError) -> ZephonError:
     known = limit_error(error, f"the start of the launcher ({sys.executable})")
     return known or WorkerError(f"the launcher ({sys.executable}) did not start: {describe(error)}")
-
-
-def _environment() -> dict[str, str]:
-    """The environment of the tree: one thread for each numeric library, one hash seed for all processes."""
-    threads = dict.fromkeys(_ONE_THREAD, "1")
-    return {**os.environ, **threads, "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0"}

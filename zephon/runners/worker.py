@@ -10,11 +10,12 @@ from typing import NoReturn
 
 from zephon.errors import InternalError, ZephonError, describe, set_place
 from zephon.flow.task import Task
+from zephon.ipc import stray
 from zephon.ipc.area import Area
 from zephon.ipc.channel import Receiver, Sender
 from zephon.ipc.codec import send_whole
 from zephon.limits import limit_error
-from zephon.runners import stacks
+from zephon.runners import interpreter, signals, stacks
 from zephon.runners.ahead import Ahead
 from zephon.runners.execute import StageWork
 from zephon.runners.whereabouts import FETCH, RESULT, Whereabouts
@@ -32,6 +33,7 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
     stacks.listen(stack_file)
     send_whole()
     set_place("a worker")
+    signals.let_alarms_through()
 
     def alive() -> None:
         if os.getppid() != parent:
@@ -42,6 +44,7 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
     try:
         work.setup(where)
         where.leave()
+        _check_wakes(tasks, results)
         results.send_waiting(write_report("ready"), alive)
         inbox, ahead = _Inbox(tasks, results.area, alive), Ahead(work)
         following: Task | None = None
@@ -54,6 +57,7 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
             if following is not None and not inbox.alone:
                 ahead.begin(following)
             outs, seconds = work.run(task, where, loaded)
+            stray.leave()
             seconds["fetch"] += fetch_s
             where.enter(RESULT)
             blame = lambda number, index, problem, task=task: work.refuse(task, number, index, problem)  # noqa: E731
@@ -61,6 +65,8 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
             where.leave()
             results.send_waiting(message_of_result, alive)
     except BaseException as error:
+        stray.leave()
+        _check_wakes(tasks, results)
         spot = where.spot()
         where.leave()
         on = f"a worker, where {work.describe(spot, task.slices if task else ())}" if spot else "a worker"
@@ -98,6 +104,16 @@ class _Inbox:
             self._tasks.data.wait(WAIT_S)
             self._alive()
         return task
+
+
+def _check_wakes(tasks: Receiver, results: Sender) -> None:
+    """Ends a worker that cannot wake anybody any more; a fresh one takes its place, as after any death."""
+    if not all(wake.is_whole() for wake in (tasks.data, tasks.credit, results.data, results.credit)):
+        interpreter.tell(
+            f"zephon: user code closed descriptors of worker process {os.getpid()} that it did not open; the worker is "
+            "replaced"
+        )
+        os._exit(1)
 
 
 def _seed() -> None:
