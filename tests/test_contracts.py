@@ -316,6 +316,12 @@ def test_broken_operators(operator: Operator, message: str) -> None:
         check_operator(operator, RECORDS)
 
 
+@pytest.mark.parametrize("number", [2, 20, 40])
+def test_a_flush_that_loses_is_found_where_records_leave_no_rest(number: int) -> None:
+    with pytest.raises(ContractBroken, match="lost records"):
+        check_accumulator(LosesPairs, [{"id": i, "text": "word"} for i in range(number)])
+
+
 def test_wrong_use() -> None:
     with pytest.raises(ContractBroken, match=r"no zephon\.Operator"):
         check_operator(len, RECORDS)  # type: ignore[arg-type]
@@ -425,6 +431,12 @@ class Loses(Runs):
     def flush(self, lane: int) -> Emitted:
         self._held[lane] = []
         return Emitted()
+
+
+class LosesPairs(Loses):
+    """Forgets what is held at a flush, in windows that a whole number of groups may fill."""
+
+    size = 2
 
 
 class LosesUnits(Runs):

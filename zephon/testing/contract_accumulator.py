@@ -34,6 +34,7 @@ from zephon.testing.contract_log import (
 )
 
 _WINDOWS = 3
+_ENDS = 8  # a window is also ended before each of its last refs, and at as many random ones
 
 Make = Callable[[], Accumulator]
 Log = Sequence[Let]
@@ -62,6 +63,7 @@ def check_accumulator(make: Make, records: Sequence[Record], lanes: int = 3, see
     for window, log in zip(windows, truth, strict=True):
         check_flushed(make(), window)
         check_covered(first, window, log)
+    _flushed_anywhere(make, windows[0], random.Random(seed))
     _same_key(make, windows, truth)
     _copies(make, windows[0], truth[0], rng)
     _lanes_apart(make, windows, truth, lanes, rng)
@@ -119,6 +121,16 @@ def _same(one: Log, other: Log) -> bool:
     return [let for let in one if let.kind != "drop"] == [let for let in other if let.kind != "drop"] and sorted(
         let for let in one if let.kind == "drop"
     ) == sorted(let for let in other if let.kind == "drop")
+
+
+def _flushed_anywhere(make: Make, window: Window, rng: random.Random) -> None:
+    """A flush behind any number of refs loses nothing: a whole window may leave no rest to let go."""
+    length = len(window.refs)
+    ends = {*range(max(1, length - _ENDS), length), *rng.sample(range(1, length), min(_ENDS, length - 1))}
+    for end in sorted(ends):
+        accumulator, ended = make(), window._replace(refs=window.refs[:end])
+        check_flushed(make(), ended)
+        check_covered(accumulator, ended, run_window(accumulator, ended))
 
 
 def _same_key(make: Make, windows: Sequence[Window], truth: Sequence[Log]) -> None:
