@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+import zephon as zp
 from zephon.ops.accumulator import Accumulator, Emitted, Held, Key, Part, Ref
 from zephon.ops.base import Operator, Rows
 from zephon.ops.ensure_mixture import EnsureMixture
@@ -158,7 +159,7 @@ class Unsorted(Limit):
     [
         (lambda: OneForAll(1), "two instances with the same key let different things go|remembers|across lanes"),
         (lambda: Forgets(1), "does not go on where its state was taken"),
-        (lambda: Unsorted(1), r"raised in state\(\): .*a set would come back as a list"),
+        (lambda: Unsorted(1), r"raised in state\(\): .*of type set would come back as a list"),
         (lambda: Shares(1), "remembers something of the window before|keeps state across lanes"),
     ],
 )
@@ -377,6 +378,7 @@ class Runs(Accumulator):
 def test_the_sound_ones() -> None:
     check_accumulator(Runs, RECORDS)
     check_accumulator(Kept, RECORDS)
+    check_accumulator(AllPlain, RECORDS)
 
 
 class MixesLanes(Runs):
@@ -711,6 +713,41 @@ class OddPlain(Kept):
         return Held(self._held[lane].copy(), object())
 
 
+class SetInPlain(Kept):
+    """Deep inside, where no later decision meets it."""
+
+    def state(self, lane: int) -> Held:
+        return Held(self._held[lane].copy(), {"seen": [1, {"names": [{"a", "b"}]}]})
+
+
+class TupleInPlain(Kept):
+    def state(self, lane: int) -> Held:
+        return Held(self._held[lane].copy(), [[1, (2, 3)]])
+
+
+class TooLargeInPlain(Kept):
+    def state(self, lane: int) -> Held:
+        return Held(self._held[lane].copy(), {"hash": 2**70})
+
+
+class NotHeld(Kept):
+    def state(self, lane: int) -> Held:
+        return {"items": self._held[lane].copy()}  # type: ignore[return-value]
+
+
+class AllPlain(Kept):
+    """All that a state carries."""
+
+    plain: ClassVar[Any] = {"a": [None, True, 1, -(2**63), 2**64 - 1, 0.5, "b", b"c", [], {}], (1, b"d"): {2: [[3]]}}
+
+    def state(self, lane: int) -> Held:
+        return Held(self._held[lane].copy(), self.plain)
+
+    def load(self, lane: int, key: Key, held: Held) -> None:
+        assert held.plain == self.plain
+        super().load(lane, key, held)
+
+
 class HoldsOthers(Kept):
     def state(self, lane: int) -> Held:
         return Held([("nobody", 0, 1)])
@@ -770,7 +807,14 @@ class ReadsMore(Pack):
         (lambda: ReadsMore(8), r"raised in build\(\): KeyError"),
         (ForgetsItsState, "does not go on where its state was taken"),
         (LiveState, "changes a state that it gave away"),
-        (OddPlain, r"more in Held\.plain than plain data"),
+        (
+            OddPlain,
+            r"Held\.plain is no plain data: a value of type object would come back as something else, or not at all",
+        ),
+        (SetInPlain, r"Held\.plain is no plain data: a value of type set would come back as a list; give None, bools"),
+        (TupleInPlain, "a value of type tuple would come back as a list"),
+        (TooLargeInPlain, r"Held\.plain is no plain data: can't serialize ints"),
+        (NotHeld, r"state\(\) returned dict: a zephon\.Held is wanted"),
         (HoldsOthers, "holds .*: refs or parts are wanted"),
         (lambda: OtherCollate(8), r"another batch from collate\(\)"),
     ],
@@ -778,3 +822,22 @@ class ReadsMore(Pack):
 def test_broken_accumulators(make: Callable[[], Accumulator], message: str) -> None:
     with pytest.raises(ContractBroken, match=message):
         check_accumulator(make, RECORDS)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (SetInPlain, "Held.plain is no plain data: a value of type set would come back as a list"),
+        (TooLargeInPlain, "Held.plain is no plain data: can't serialize ints"),
+        (NotHeld, "state() returned dict: a zephon.Held is wanted"),
+    ],
+)
+def test_an_engine_refuses_a_state_that_cannot_be_kept(make: Callable[[], Accumulator], says: str) -> None:
+    """It names the accumulator, which need not be the first of its row."""
+    rows = [{**record, "id": i} for i, record in enumerate(RECORDS * 100)]
+    source = zp.StaticMixture(zp.Dataset.from_list("rows", rows), seed=1)
+    pipeline = zp.Pipeline(source).shuffle(4).apply(make(), name="mine").batch(4)
+    with pytest.raises(zp.errors.OperatorError) as failure:
+        list(pipeline.options(canonical_replicas=1, runner="inline", flush_every_k_chunks=0))
+    assert "operator 'mine' failed on lane 0, at a state" in str(failure.value)
+    assert says in str(failure.value)

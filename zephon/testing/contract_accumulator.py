@@ -17,7 +17,7 @@ import numpy as np
 from zephon.canonical import canonical_bytes
 from zephon.errors import describe
 from zephon.ipc.columns import make_columns
-from zephon.ops.accumulator import Accumulator, Held, Key, Ref
+from zephon.ops.accumulator import Accumulator, Held, Key, Ref, check_held
 from zephon.ops.batch import stack_records
 from zephon.record import Block, Lineage, Record
 from zephon.testing.contract_base import ContractBroken, broken, check_settings, content, travelled
@@ -232,7 +232,7 @@ def _resumed(make: Make, windows: Sequence[Window], truth: Sequence[Log], rng: r
                 break
             at, held = stop, _held(accumulator, window)
             before, other = copy.deepcopy(held), make()
-            other.load(window.lane, window.key, Held(list(held.items), msgspec.msgpack.decode(_plain(other, held))))
+            other.load(window.lane, window.key, Held(list(held.items), _back(held.plain)))
             rest = _moved(pushes(other, window._replace(refs=window.refs[at:])), at)
             rest += [] if failed(rest) else flush(other, window.lane)
             if not _same(so_far + rest, log):
@@ -261,22 +261,22 @@ def _held(accumulator: Accumulator, window: Window) -> Held:
     """The state, if it has its form."""
     known = {ref[0] for ref in window.refs}
     try:
-        held = accumulator.state(window.lane)
+        state = accumulator.state(window.lane)
     except Exception as error:
         raise broken(accumulator, f"raised in state(): {describe(error)}") from error
-    if not isinstance(held, Held):
-        raise broken(accumulator, f"returned {type(held).__name__} from state(): a zephon.Held is wanted")
+    try:
+        held = check_held(state)
+    except TypeError as error:
+        raise broken(accumulator, f"gives a state that cannot be kept: {error}") from error
     for item in held.items:
         if not (isinstance(item, tuple) and len(item) == 3 and item[0] in known):
             raise broken(accumulator, f"holds {item!r}: refs or parts are wanted, (cursor, number, number)")
     return held
 
 
-def _plain(accumulator: Accumulator, held: Held) -> bytes:
-    try:
-        return msgspec.msgpack.encode(held.plain)
-    except TypeError as error:
-        raise broken(accumulator, f"has more in Held.plain than plain data: {error}") from error
+def _back(plain: Any) -> Any:
+    """Plain data as a state gives it back."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(plain))
 
 
 def _built(accumulator: Accumulator, records: Sequence[Record], truth: Sequence[Log]) -> None:
