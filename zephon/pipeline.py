@@ -74,6 +74,8 @@ class Pipeline:
                 else "it formats batches, so batch(...) must come before it"
             )
             raise ConfigError(f"'{name}'{' behind batch' if behind else ''}: {rule}")
+        if isinstance(node, ToTraining) and any(isinstance(other, ToTraining) for other in nodes):
+            raise ConfigError("'to_training' behind 'to_training': labels would be shifted twice; keep one of the two")
         node.name = unique_name(node, [other.name or "" for other in nodes])
         node.bind([dataset.name for dataset in self._definition.source.datasets])
         return self._derive(nodes=(*nodes, node), steps={**self._definition.steps, node.name: node_fields(node)})
