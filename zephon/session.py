@@ -24,7 +24,7 @@ from zephon.drive import DRIVERS, Driver
 from zephon.engine import Job, Ready
 from zephon.errors import CheckpointError, Closed, ConfigError, InternalError
 from zephon.flow.batcher import End, Failed
-from zephon.flow.progress import LaneState
+from zephon.flow.progress import LaneState, all_lost
 from zephon.identity import available_cpus, find_identity
 from zephon.io.dataset import Dataset
 from zephon.limits import limit_error
@@ -178,6 +178,8 @@ class Session:
 
     def finish_pass(self) -> None:
         """The iterator came to the end of its pass: the next one begins there."""
+        if lost := all_lost(self.resolved.plan.reasons, self.start, self.current):
+            log.warning("not one sample came out of this pass; dropped by %s", lost)
         self.start = dict(self.current)
 
     def drive(self, pass_index: int) -> Driver:

@@ -131,7 +131,9 @@ def test_its_place() -> None:
         line.batch(1).to_training().map(dict)
     with pytest.raises(zp.errors.ConfigError, match="behind batch"):
         line.batch(1).to_training().batch(2)
-    with pytest.raises(zp.errors.ConfigError, match="'to_training' behind 'to_training': labels would be shifted twice"):
+    with pytest.raises(
+        zp.errors.ConfigError, match="'to_training' behind 'to_training': labels would be shifted twice"
+    ):
         line.batch(1).to_training().to_training(name="again")
     assert "'to_training'" in line.batch(1).to_training().explain()
 
@@ -142,8 +144,13 @@ def test_its_place() -> None:
         ({"pad_to_multiple_of": 0}, "pad_to_multiple_of=0"),
         ({"fields": "extra"}, "a list of names"),
         ({"fields": ["labels"]}, "every batch has labels without being asked; name only further"),
-        ({"fields": ["loss_mask"]}, "has loss_mask without being asked; those of the batch are carried over, weights too"),
-        ({"ignore": 3}, "ignore"),
+        (
+            {"fields": ["loss_mask"]},
+            "has loss_mask without being asked; those of the batch are carried over, weights too",
+        ),
+        ({"ignore": 3}, r"to_training\(ignore=\.\.\.\): there is no such setting; did you mean 'ignore_index'\?"),
+        ({"flaten": True}, "did you mean 'flatten'"),
+        ({"zzz": True}, "no such setting; there are ignore_index, mask_boundaries, .*, name"),
     ],
 )
 def test_settings_that_are_wrong(settings: dict[str, Any], words: str) -> None:

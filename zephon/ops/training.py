@@ -25,8 +25,9 @@ _MADE = ("input_ids", "labels", "loss_mask", "position_ids", "segment_ids", "cu_
 class ToTraining(Formatter):
     """Adds to each batch, from `input_ids` and where they exist `segment_ids`, `position_ids`, `loss_mask`, `num_pad`:
 
-    `input_ids`, `labels`, `position_ids`, `segment_ids` int64 and `loss_mask` bool (float32 of one of fractions, which
-    are weights), all [samples, width], or [tokens] with `flatten`; `cu_seqlens` int32 [sequences + 1]; `max_seqlen` int32, a single number; `num_pad` int64 [samples].
+    `input_ids`, `labels`, `position_ids`, `segment_ids` int64 and `loss_mask` bool (float32 of fractions, which are
+    weights), all [samples, width], or [tokens] with `flatten`; `cu_seqlens` int32 [sequences + 1]; `max_seqlen`
+    int32, a single number; `num_pad` int64 [samples].
     """
 
     method = "to_training"
@@ -48,7 +49,7 @@ class ToTraining(Formatter):
         self.mask_boundaries, self.flatten, self.shift = bool(mask_boundaries), bool(flatten), bool(shift)
         if isinstance(fields, str) or not all(isinstance(f, str) for f in fields):
             raise ConfigError(
-                f"to_training(fields={fields!r}): a list of names of further fields that have one value a token is wanted"
+                f"to_training(fields={fields!r}): a list of names of further fields with one value a token is wanted"
             )
         if own := [f for f in fields if f in _MADE]:
             carried = "; those of the batch are carried over, weights too" if "loss_mask" in own else ""
@@ -168,7 +169,8 @@ class _Rows:
                 "to_training: the loss_mask of a sample of the batch holds whole numbers other than 0 and 1; weights "
                 "must be floats"
             )
-        return mask != 0
+        counted: Array = mask != 0
+        return counted
 
     def _row(self, name: str, i: int, row: Any) -> Array:
         width = int(self.widths[i])
