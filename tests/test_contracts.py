@@ -143,6 +143,13 @@ class Shares(Limit):
         return self.whole  # type: ignore[attr-defined, no-any-return]
 
 
+class Chance(Limit):
+    """A machine that throws a coin."""
+
+    def push(self, state: dict[Any, int], key: Any) -> bool:
+        return random.random() < 0.5
+
+
 class Unsorted(Limit):
     """A machine whose state is a set."""
 
@@ -160,6 +167,10 @@ class Unsorted(Limit):
         (lambda: OneForAll(1), "two instances with the same key let different things go|remembers|across lanes"),
         (lambda: Forgets(1), "does not go on where its state was taken"),
         (lambda: Unsorted(1), r"raised in state\(\): .*of type set would come back as a list"),
+        (
+            lambda: Chance(1),
+            "let different things go; let the machine decide by its state and the keys of records alone, ",
+        ),
         (lambda: Shares(1), "remembers something of the window before|keeps state across lanes"),
     ],
 )

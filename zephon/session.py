@@ -17,7 +17,7 @@ from typing import Any, cast
 import msgspec
 
 from zephon.batch import Batch
-from zephon.checkpoint.restore import check_definition, check_held, check_source, fit_lanes
+from zephon.checkpoint.restore import check_definition, check_held, check_holders, check_source, fit_lanes
 from zephon.checkpoint.schema import State, write_state
 from zephon.collective import Exchange
 from zephon.drive import DRIVERS, Driver
@@ -111,6 +111,7 @@ class Session:
         plan = make_plan(definition.nodes, options, losses_of(source), available_cpus())
         resolved = Resolved(source, plan, topology, fingerprint(source, definition.steps, plan))
         if state is not None:
+            check_holders(state, resolved.fingerprint, plan)
             for notice in check_definition(state, resolved.fingerprint, self.allow):
                 log.warning("%s", notice)
             check_source(state, source, plan)

@@ -19,6 +19,7 @@ from zephon.errors import describe
 from zephon.ipc.columns import make_columns
 from zephon.ops.accumulator import Accumulator, Held, Key, Ref, check_held
 from zephon.ops.batch import stack_records
+from zephon.ops.stateful_map import StatefulMap
 from zephon.record import Block, Lineage, Record
 from zephon.testing.contract_base import ContractBroken, broken, check_settings, content, travelled
 from zephon.testing.contract_log import (
@@ -133,6 +134,13 @@ def _flushed_anywhere(make: Make, window: Window, rng: random.Random) -> None:
         check_covered(accumulator, ended, run_window(accumulator, ended))
 
 
+def _remedy(accumulator: Accumulator) -> str:
+    """Where random numbers may come from. A machine has no key of a window."""
+    if isinstance(accumulator, StatefulMap):
+        return "let the machine decide by its state and the keys of records alone"
+    return "draw random numbers from key.hash64()"
+
+
 def _same_key(make: Make, windows: Sequence[Window], truth: Sequence[Log]) -> None:
     for window, log in zip(windows, truth, strict=True):
         other = make()
@@ -140,7 +148,7 @@ def _same_key(make: Make, windows: Sequence[Window], truth: Sequence[Log]) -> No
             raise broken(
                 other,
                 "decides by something else than the refs and the key: two instances with the same key let different "
-                "things go; draw random numbers from key.hash64(), and use neither the clock nor a global",
+                f"things go; {_remedy(other)}, and use neither the clock nor a global",
             )
 
 
