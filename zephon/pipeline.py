@@ -251,7 +251,7 @@ class Pipeline:
 
         settings: mask_boundaries (no label across documents), flatten (tokens end to end, no pads), pad_to_multiple_of
         (of the width of rows), pad_id, shift (False: labels stand at their own tokens, for models that shift
-        themselves), fields (further fields of one number a token), name.
+        themselves), fields (further fields of one number a token), name. A `loss_mask` of fractions stays weights.
         """
         return self._add(_construct(ToTraining, ignore_index, **settings))
 
