@@ -77,7 +77,9 @@ class ToTraining(Formatter):
         layout = _Flat(empty) if self.flatten else _Padded(empty, rows, self.pad_to_multiple_of)
         made: dict[str, Any] = {
             "input_ids": layout.lay(ids, np.int64, self.pad_id),
-            "labels": layout.lay(np.where(counted != 0, labels, self.ignore_index), np.int64, self.ignore_index),
+            "labels": layout.lay(
+                np.where(counted.astype(np.bool_, copy=False), labels, self.ignore_index), np.int64, self.ignore_index
+            ),
             "loss_mask": layout.lay(counted, counted.dtype, 0),
             "position_ids": layout.lay(positions, np.int64, 0),
             "segment_ids": layout.lay(self._number(rows, starts, sizes), np.int64, 0),
@@ -100,7 +102,7 @@ class ToTraining(Formatter):
         ids = rows.ids
         ends = rows.starts[rows.sizes > 0]  # the first token of each sample has none before it
         cut = first if self.mask_boundaries else np.isin(np.arange(len(ids)), ends)
-        counted[cut] = 0
+        np.putmask(counted, cut, 0)
         if not self.shift:
             return ids
         counted[:-1] = counted[1:]
@@ -164,7 +166,7 @@ class _Rows:
             return np.ones(len(self.ids), np.bool_)
         if mask.dtype.kind == "f":
             return mask.astype(np.float32)
-        if ((mask != 0) & (mask != 1)).any():
+        if mask.dtype.kind != "b" and ((mask != 0) & (mask != 1)).any():
             raise DataError(
                 "to_training: the loss_mask of a sample of the batch holds whole numbers other than 0 and 1; weights "
                 "must be floats"
