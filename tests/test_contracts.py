@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+import zephon as zp
 from zephon.ops.accumulator import Accumulator, Emitted, Held, Key, Part, Ref
 from zephon.ops.base import Operator, Rows
 from zephon.ops.ensure_mixture import EnsureMixture
@@ -142,6 +143,13 @@ class Shares(Limit):
         return self.whole  # type: ignore[attr-defined, no-any-return]
 
 
+class Chance(Limit):
+    """A machine that throws a coin."""
+
+    def push(self, state: dict[Any, int], key: Any) -> bool:
+        return random.random() < 0.5
+
+
 class Unsorted(Limit):
     """A machine whose state is a set."""
 
@@ -158,7 +166,11 @@ class Unsorted(Limit):
     [
         (lambda: OneForAll(1), "two instances with the same key let different things go|remembers|across lanes"),
         (lambda: Forgets(1), "does not go on where its state was taken"),
-        (lambda: Unsorted(1), r"raised in state\(\): .*a set would come back as a list"),
+        (lambda: Unsorted(1), r"raised in state\(\): .*of type set would come back as a list"),
+        (
+            lambda: Chance(1),
+            "let different things go; let the machine decide by its state and the keys of records alone, ",
+        ),
         (lambda: Shares(1), "remembers something of the window before|keeps state across lanes"),
     ],
 )
@@ -316,6 +328,12 @@ def test_broken_operators(operator: Operator, message: str) -> None:
         check_operator(operator, RECORDS)
 
 
+@pytest.mark.parametrize("number", [2, 20, 40])
+def test_a_flush_that_loses_is_found_where_records_leave_no_rest(number: int) -> None:
+    with pytest.raises(ContractBroken, match="lost records"):
+        check_accumulator(LosesPairs, [{"id": i, "text": "word"} for i in range(number)])
+
+
 def test_wrong_use() -> None:
     with pytest.raises(ContractBroken, match=r"no zephon\.Operator"):
         check_operator(len, RECORDS)  # type: ignore[arg-type]
@@ -371,6 +389,7 @@ class Runs(Accumulator):
 def test_the_sound_ones() -> None:
     check_accumulator(Runs, RECORDS)
     check_accumulator(Kept, RECORDS)
+    check_accumulator(AllPlain, RECORDS)
 
 
 class MixesLanes(Runs):
@@ -425,6 +444,12 @@ class Loses(Runs):
     def flush(self, lane: int) -> Emitted:
         self._held[lane] = []
         return Emitted()
+
+
+class LosesPairs(Loses):
+    """Forgets what is held at a flush, in windows that a whole number of groups may fill."""
+
+    size = 2
 
 
 class LosesUnits(Runs):
@@ -699,6 +724,41 @@ class OddPlain(Kept):
         return Held(self._held[lane].copy(), object())
 
 
+class SetInPlain(Kept):
+    """Deep inside, where no later decision meets it."""
+
+    def state(self, lane: int) -> Held:
+        return Held(self._held[lane].copy(), {"seen": [1, {"names": [{"a", "b"}]}]})
+
+
+class TupleInPlain(Kept):
+    def state(self, lane: int) -> Held:
+        return Held(self._held[lane].copy(), [[1, (2, 3)]])
+
+
+class TooLargeInPlain(Kept):
+    def state(self, lane: int) -> Held:
+        return Held(self._held[lane].copy(), {"hash": 2**70})
+
+
+class NotHeld(Kept):
+    def state(self, lane: int) -> Held:
+        return {"items": self._held[lane].copy()}  # type: ignore[return-value]
+
+
+class AllPlain(Kept):
+    """All that a state carries."""
+
+    plain: ClassVar[Any] = {"a": [None, True, 1, -(2**63), 2**64 - 1, 0.5, "b", b"c", [], {}], (1, b"d"): {2: [[3]]}}
+
+    def state(self, lane: int) -> Held:
+        return Held(self._held[lane].copy(), self.plain)
+
+    def load(self, lane: int, key: Key, held: Held) -> None:
+        assert held.plain == self.plain
+        super().load(lane, key, held)
+
+
 class HoldsOthers(Kept):
     def state(self, lane: int) -> Held:
         return Held([("nobody", 0, 1)])
@@ -758,7 +818,14 @@ class ReadsMore(Pack):
         (lambda: ReadsMore(8), r"raised in build\(\): KeyError"),
         (ForgetsItsState, "does not go on where its state was taken"),
         (LiveState, "changes a state that it gave away"),
-        (OddPlain, r"more in Held\.plain than plain data"),
+        (
+            OddPlain,
+            r"Held\.plain is no plain data: a value of type object would come back as something else, or not at all",
+        ),
+        (SetInPlain, r"Held\.plain is no plain data: a value of type set would come back as a list; give None, bools"),
+        (TupleInPlain, "a value of type tuple would come back as a list"),
+        (TooLargeInPlain, r"Held\.plain is no plain data: can't serialize ints"),
+        (NotHeld, r"state\(\) returned dict: a zephon\.Held is wanted"),
         (HoldsOthers, "holds .*: refs or parts are wanted"),
         (lambda: OtherCollate(8), r"another batch from collate\(\)"),
     ],
@@ -766,3 +833,22 @@ class ReadsMore(Pack):
 def test_broken_accumulators(make: Callable[[], Accumulator], message: str) -> None:
     with pytest.raises(ContractBroken, match=message):
         check_accumulator(make, RECORDS)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (SetInPlain, "Held.plain is no plain data: a value of type set would come back as a list"),
+        (TooLargeInPlain, "Held.plain is no plain data: can't serialize ints"),
+        (NotHeld, "state() returned dict: a zephon.Held is wanted"),
+    ],
+)
+def test_an_engine_refuses_a_state_that_cannot_be_kept(make: Callable[[], Accumulator], says: str) -> None:
+    """It names the accumulator, which need not be the first of its row."""
+    rows = [{**record, "id": i} for i, record in enumerate(RECORDS * 100)]
+    source = zp.StaticMixture(zp.Dataset.from_list("rows", rows), seed=1)
+    pipeline = zp.Pipeline(source).shuffle(4).apply(make(), name="mine").batch(4)
+    with pytest.raises(zp.errors.OperatorError) as failure:
+        list(pipeline.options(canonical_replicas=1, runner="inline", flush_every_k_chunks=0))
+    assert "operator 'mine' failed on lane 0, at a state" in str(failure.value)
+    assert says in str(failure.value)

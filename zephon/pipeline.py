@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from zephon.batch import Batch
@@ -14,7 +16,7 @@ from zephon.ops.accumulator import Accumulator, own_copy
 from zephon.ops.base import MAX_CHILDREN, Node
 from zephon.ops.batch import Batch as BatchNode
 from zephon.ops.batch import Formatter
-from zephon.ops.chat import TokenizeChat
+from zephon.ops.chat import ROLES, TokenizeChat
 from zephon.ops.ensure_mixture import EnsureMixture, declared_weights
 from zephon.ops.filter import Filter
 from zephon.ops.flat_map import FlatMap
@@ -31,6 +33,8 @@ from zephon.plan.graph import unique_name
 from zephon.session import BatchIterator, Definition, Session
 from zephon.work.source import WorkSource
 from zephon.work.weights import PerDataset
+
+log = logging.getLogger("zephon")
 
 
 class Pipeline:
@@ -74,6 +78,8 @@ class Pipeline:
                 else "it formats batches, so batch(...) must come before it"
             )
             raise ConfigError(f"'{name}'{' behind batch' if behind else ''}: {rule}")
+        if isinstance(node, ToTraining) and any(isinstance(other, ToTraining) for other in nodes):
+            raise ConfigError("'to_training' behind 'to_training': labels would be shifted twice; keep one of the two")
         node.name = unique_name(node, [other.name or "" for other in nodes])
         node.bind([dataset.name for dataset in self._definition.source.datasets])
         return self._derive(nodes=(*nodes, node), steps={**self._definition.steps, node.name: node_fields(node)})
@@ -159,7 +165,11 @@ class Pipeline:
 
         definition = load_tokenizer(tokenizer)
         template = load_chat_template(tokenizer) if template is None else template
-        return self._add(_construct(TokenizeChat, definition, template, field, **settings))
+        node = _construct(TokenizeChat, definition, template, field, **settings)
+        for role in node.loss_on:
+            if role not in ROLES:
+                log.warning("tokenize_chat(loss_on=...): %r is no usual role%s", role, _nearest(role, ROLES))
+        return self._add(node)
 
     def shuffle(self, buffer_size: int, mode: Mode = "reservoir", *, name: str | None = None) -> Self:
         """Shuffles each lane through a buffer of `buffer_size` records, within a window.
@@ -241,7 +251,7 @@ class Pipeline:
 
         settings: mask_boundaries (no label across documents), flatten (tokens end to end, no pads), pad_to_multiple_of
         (of the width of rows), pad_id, shift (False: labels stand at their own tokens, for models that shift
-        themselves), fields (further fields of one number a token), name.
+        themselves), fields (further fields of one number a token), name. A `loss_mask` of fractions stays weights.
         """
         return self._add(_construct(ToTraining, ignore_index, **settings))
 
@@ -362,7 +372,19 @@ class Pipeline:
 
 def _construct(kind: type[Any], *args: Any, **settings: Any) -> Any:
     """The node, with a misspelt setting as a ConfigError."""
+    known = list(inspect.signature(kind).parameters)
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"{kind.method}({name}=...): there is no such setting{_nearest(name, known)}")
     try:
         return kind(*args, **settings)
     except TypeError as error:
         raise ConfigError(f"{kind.method}: {error}") from None
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    """The end of a message about a misspelt name."""
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"

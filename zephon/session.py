@@ -17,14 +17,14 @@ from typing import Any, cast
 import msgspec
 
 from zephon.batch import Batch
-from zephon.checkpoint.restore import check_definition, check_held, check_source, fit_lanes
+from zephon.checkpoint.restore import check_definition, check_held, check_holders, check_source, fit_lanes
 from zephon.checkpoint.schema import State, write_state
 from zephon.collective import Exchange
 from zephon.drive import DRIVERS, Driver
 from zephon.engine import Job, Ready
 from zephon.errors import CheckpointError, Closed, ConfigError, InternalError
 from zephon.flow.batcher import End, Failed
-from zephon.flow.progress import LaneState
+from zephon.flow.progress import LaneState, all_lost
 from zephon.identity import available_cpus, find_identity
 from zephon.io.dataset import Dataset
 from zephon.limits import limit_error
@@ -111,6 +111,7 @@ class Session:
         plan = make_plan(definition.nodes, options, losses_of(source), available_cpus())
         resolved = Resolved(source, plan, topology, fingerprint(source, definition.steps, plan))
         if state is not None:
+            check_holders(state, resolved.fingerprint, plan)
             for notice in check_definition(state, resolved.fingerprint, self.allow):
                 log.warning("%s", notice)
             check_source(state, source, plan)
@@ -178,6 +179,8 @@ class Session:
 
     def finish_pass(self) -> None:
         """The iterator came to the end of its pass: the next one begins there."""
+        if lost := all_lost(self.resolved.plan.reasons, self.start, self.current):
+            log.warning("not one sample came out of this pass; dropped by %s", lost)
         self.start = dict(self.current)
 
     def drive(self, pass_index: int) -> Driver:

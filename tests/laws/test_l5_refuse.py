@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import zephon as zp
 from tests.laws.harness import Seen, State, examples, plain, run, seen
 from zephon.errors import CheckpointError
+from zephon.plan.fingerprint import differences
 from zephon.testing.recipes import Add, Keep, Pairs, Recipe, Rows, Step, Words
 from zephon.testing.strategies import executions, recipes, topologies
 
@@ -173,6 +174,64 @@ def test_an_accumulator_may_join_a_run_that_had_none() -> None:
     for batches in range(1, 12):
         fields = ["shuffle.type", "shuffle.buffer_size", "shuffle.mode", "order"]
         check_goes_on(after, state_after(before, batches), fields)
+
+
+LONG = {"shuffle": 300, "pack": {"algorithm": "best_fit", "num_bins": 20}, "between": False, "keep": 0}
+
+
+def held_line(**changes: Any) -> zp.Pipeline:
+    """A line without windows, whose shuffle and pack hold records."""
+    setting = {**LONG, **changes}
+    rows = zp.Dataset.from_list("rows", [{"input_ids": [i] * (1 + i % 7), "id": i} for i in range(3000)])
+    line = zp.Pipeline(zp.StaticMixture(rows, seed=3, chunk_size=8)).filter(Keep(5, setting["keep"]), name="keep")
+    line = line.shuffle(setting["shuffle"])
+    line = line.map(Add(0), name="between") if setting["between"] else line
+    line = line.pack(16, **setting["pack"]) if setting["pack"] else line
+    line = line.ensure_mixture([1], buffer_size=9) if setting.get("mixture") else line
+    return line.batch(4).options(canonical_replicas=2, runner="inline", flush_every_k_chunks=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"shuffle": 500}, r"'shuffle' cannot be set otherwise .*shuffle\.buffer_size: the state has 300, this .* 500"),
+        ({"shuffle": 20}, r"shuffle\.buffer_size"),
+        ({"pack": {"algorithm": "best_fit_wrap", "num_bins": 20}}, r"pack\.algorithm"),
+        ({"pack": {"algorithm": "best_fit", "num_bins": 5}}, r"pack\.num_bins"),
+        (
+            {"shuffle": 500, "pack": {"algorithm": "wrap"}},
+            r"'shuffle', 'pack' cannot be .*buffer_size.*pack\.algorithm",
+        ),
+        ({"pack": None}, r"steps that hold records are 'shuffle', 'pack', this pipeline's 'shuffle'; "),
+        ({"between": True}, r"are 'shuffle', 'pack', this pipeline's 'shuffle', then behind operators 'pack'; "),
+        ({"mixture": True}, r"this pipeline's 'shuffle', 'pack', 'ensure_mixture'; "),
+    ],
+)
+def test_what_holds_records_is_not_set_otherwise_whatever_is_allowed(changes: dict[str, Any], says: str) -> None:
+    """The state that the change would need does not exist: documents would be lost and come twice without a word."""
+    begun, other = held_line().take(150), held_line(**changes)
+    list(begun)
+    state = plain(begun.state_dict())
+    assert all(lane["held"] for lane in state["lanes"].values())
+    fields = [d.field for d in differences(state["fingerprint"], other._session.resolved.fingerprint)]
+    for allow in ([], fields):
+        with pytest.raises(CheckpointError, match=f"(?s){says}.*allow= cannot pass it; go back .* between two passes"):
+            other.load_state_dict(state, allow=allow)
+    finished = held_line()
+    list(finished)
+    other.load_state_dict(plain(finished.state_dict()), allow=fields)  # between two passes nothing is held
+    assert next(iter(other)).step == 0
+
+
+def test_what_comes_before_it_may_change_with_leave_until_it_shows() -> None:
+    begun, other = held_line().take(150), held_line(keep=1)
+    list(begun)
+    state = plain(begun.state_dict())
+    with pytest.raises(CheckpointError, match=r"allow=\['keep\.code'\]"):
+        other.load_state_dict(state)
+    other.load_state_dict(state, allow=["keep.code"])
+    with pytest.raises(CheckpointError, match=r"held when the state was taken .* dropped as keep\.filtered"):
+        next(iter(other))
 
 
 def test_an_explicit_number_of_lanes_is_kept_for_life() -> None:

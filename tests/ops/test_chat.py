@@ -167,6 +167,29 @@ def test_templates(folder: Path, template: str, messages: list[Any], whole: str,
     assert batch["input_ids"][0].tolist() == tokenizer.encode(whole, add_special_tokens=False).ids
 
 
+NO_EMPTY = CHATML.replace(
+    "{%- for message in messages", "{%- set first = messages[0].role %}{%- for message in messages", 1
+)
+DEFAULT_SYSTEM = "{{- '<|im_start|>system\nBe kind.<|im_end|>\n' }}" + CHATML
+
+
+@pytest.mark.parametrize("template", [CHATML, TAGGED, LLAMA3, GEMMA, NO_EMPTY, DEFAULT_SYSTEM])
+def test_a_conversation_may_begin_with_the_assistant(folder: Path, template: str) -> None:
+    """The header of its first turn is not learned, as that of no other one is."""
+    end = {TAGGED: "<|im_end|>", LLAMA3: "<|eot_id|>", GEMMA: "<end_of_turn>\n"}.get(template, "<|im_end|>\n")
+    ((_, learned),) = texts(folder, chat(folder, TALK[1:], template=template))
+    assert learned == f"Grüß Gott!{end}はい, sure.{end}"
+    ((_, learned),) = texts(folder, chat(folder, TALK[1:2], template=template))
+    assert learned == f"Grüß Gott!{end}"
+
+
+def test_a_header_that_cannot_be_told(folder: Path) -> None:
+    """A prompt that the finished conversation does not have."""
+    thinks = CHATML.replace("'<|im_start|>assistant\n' }}{% endif %}", "'<|im_start|>assistant\n<think>' }}{% endif %}")
+    with pytest.raises(zp.errors.DataError, match=r"so the header of message 0 \(role 'assistant'\) .*generation"):
+        list(chat(folder, TALK[1:], template=thinks))
+
+
 @pytest.mark.parametrize("template", [CHATML, TAGGED, LLAMA3])
 def test_only_the_last_turn(folder: Path, template: str) -> None:
     ((_, learned),) = texts(folder, chat(folder, TALK, template=template, last_turn_only=True))
@@ -238,6 +261,16 @@ def test_what_teaches_nothing_is_dropped(folder: Path) -> None:
     line = chat(folder, TALK[:1], TALK[:2])
     assert len(list(line)) == 1
     assert line.counts()["dropped"] == {0: {"tokenize_chat.no_loss_tokens": 1}}
+
+
+def test_a_misspelt_role_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    line = chat(folder, TALK, TALK[:2], loss_on=["asistant"])
+    assert "tokenize_chat(loss_on=...): 'asistant' is no usual role; did you mean 'assistant'?" in caplog.text
+    assert list(line) == []
+    assert "not one sample came out of this pass; dropped by 'tokenize_chat.no_loss_tokens' 2" in caplog.text
+    caplog.clear()
+    assert len(list(chat(folder, TALK, TALK[:1], loss_on=["assistant", "tool"]))) == 1
+    assert caplog.text == ""
 
 
 def test_a_beginning_that_is_none(folder: Path) -> None:

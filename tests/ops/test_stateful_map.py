@@ -360,8 +360,9 @@ def test_attached_fields_reach_the_next_operators_and_packs() -> None:
 
 
 def test_explain_says_what_waits() -> None:
-    text = pipeline(5).stateful_map(Ranks(3), key=by_id, into="rank", max_held=7).batch(2).explain()
-    assert "7 records that wait, and the machine's state" in text
+    line = pipeline(5).stateful_map(Ranks(3), key=by_id, into="rank", max_held=7, max_state_bytes=5000)
+    text = line.batch(2).explain()
+    assert "7 records that wait, and the machine's state (max_state_bytes=5,000, " in text
 
 
 def test_it_comes_first_in_its_stage_so_that_nothing_else_holds_a_key() -> None:

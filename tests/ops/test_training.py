@@ -32,6 +32,35 @@ def test_a_mask_belongs_to_the_token_that_is_predicted() -> None:
     assert batch["loss_mask"].tolist() == [[False, True, True, False]]
 
 
+def test_weights_stay_weights_and_move_with_their_labels() -> None:
+    weights = [np.array([0.5, 0.25, 0.0, 1.0]), np.array([0.5, 2.0])]
+    rows = tokens([5, 6, 7, 8], [5, 6], loss_mask=weights)
+    batch = one(rows)
+    assert batch["loss_mask"].dtype == np.float32
+    assert batch["loss_mask"].tolist() == [[0.25, 0, 1, 0], [2, 0, 0, 0]]
+    assert batch["labels"].tolist() == [[6, -100, 8, -100], [6, -100, -100, -100]]
+    kept = one(rows, shift=False)
+    assert kept["loss_mask"].tolist() == [[0, 0.25, 0, 1], [0, 2, 0, 0]]
+    assert kept["labels"].tolist() == [[-100, 6, -100, 8], [-100, 6, -100, -100]]
+    assert one(rows, flatten=True)["loss_mask"].tolist() == [0.25, 0, 1, 0, 2, 0]
+    assert weights[0].tolist() == [0.5, 0.25, 0, 1]  # what was given is not written to
+
+
+def test_weights_through_pack() -> None:
+    rows = tokens([5, 6, 7], [8, 9], loss_mask=[[0.5, 0.25, 1.5], [1, 0]])
+    line = pipeline(rows).pack(8, fields={"loss_mask": 0.0}).batch(1).to_training(mask_boundaries=True)
+    for runner in ("inline", "threads"):
+        (batch,) = list(on(line.options(runner=runner), 0))
+        assert batch["loss_mask"].dtype == np.float32
+        assert batch["loss_mask"].tolist() == [[0.25, 1.5, 0, 0, 0, 0, 0, 0]]
+        assert batch["labels"].tolist() == [[6, 7, -100, -100, -100, -100, -100, -100]]
+
+
+def test_a_sample_without_weights_counts_whole() -> None:
+    batch = one([*tokens([1, 2, 3]), *tokens([4, 5, 6], loss_mask=[[0.5, 0.5, 0.25]])])
+    assert batch["loss_mask"].tolist() == [[1, 1, 0], [0.5, 0.25, 0]]
+
+
 def test_labels_that_the_model_shifts_itself() -> None:
     rows = tokens([5, 6, 7, 8], loss_mask=[np.array([0, 0, 1, 1], np.int8)])
     assert one(rows, shift=False)["labels"].tolist() == [[-100, -100, 7, 8]]
@@ -102,6 +131,10 @@ def test_its_place() -> None:
         line.batch(1).to_training().map(dict)
     with pytest.raises(zp.errors.ConfigError, match="behind batch"):
         line.batch(1).to_training().batch(2)
+    with pytest.raises(
+        zp.errors.ConfigError, match="'to_training' behind 'to_training': labels would be shifted twice"
+    ):
+        line.batch(1).to_training().to_training(name="again")
     assert "'to_training'" in line.batch(1).to_training().explain()
 
 
@@ -110,8 +143,14 @@ def test_its_place() -> None:
     [
         ({"pad_to_multiple_of": 0}, "pad_to_multiple_of=0"),
         ({"fields": "extra"}, "a list of names"),
-        ({"fields": ["labels"]}, "are its own"),
-        ({"ignore": 3}, "ignore"),
+        ({"fields": ["labels"]}, "every batch has labels without being asked; name only further"),
+        (
+            {"fields": ["loss_mask"]},
+            "has loss_mask without being asked; those of the batch are carried over, weights too",
+        ),
+        ({"ignore": 3}, r"to_training\(ignore=\.\.\.\): there is no such setting; did you mean 'ignore_index'\?"),
+        ({"flaten": True}, "did you mean 'flatten'"),
+        ({"zzz": True}, "no such setting; there are ignore_index, mask_boundaries, .*, name"),
     ],
 )
 def test_settings_that_are_wrong(settings: dict[str, Any], words: str) -> None:
@@ -126,6 +165,7 @@ def test_settings_that_are_wrong(settings: dict[str, Any], words: str) -> None:
         ([{"input_ids": "text"}], "field 'input_ids' of sample 0"),
         ([*tokens([1, 2]), {"id": 2}], "sample 1 of the batch has no field 'input_ids'"),
         (tokens([1, 2], loss_mask=[np.array([1])]), "field 'loss_mask' of sample 0 .* are 2 tokens"),
+        (tokens([1, 2], loss_mask=[np.array([0, 2])]), "whole numbers other than 0 and 1; weights must be floats"),
         (tokens([1, 2], segment_ids=[np.array([0, 1])]), "pads belong to its end"),
         (tokens([1, 2], [3], segment_ids=[np.array([1, 1, 1]), np.array([1])]), "field 'segment_ids' of sample 0"),
         (tokens([1, 2], [3, 4], num_pad=[3, 0]), "num_pad of sample 0"),

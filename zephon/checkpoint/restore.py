@@ -10,6 +10,7 @@ from zephon.checkpoint.schema import State
 from zephon.errors import CheckpointError
 from zephon.flow.held import read_held
 from zephon.flow.progress import Counts, LaneState
+from zephon.ops.accumulator import Accumulator
 from zephon.plan.fingerprint import Difference, Fingerprint, differences, is_code
 from zephon.plan.graph import Plan
 from zephon.plan.limits import save_every
@@ -45,6 +46,46 @@ def check_definition(state: State, fingerprint: Fingerprint, allow: Iterable[str
             f"load_state_dict(state, allow={names!r})"
         )
     return notices
+
+
+_HELD = (
+    "records are held at the state's place (flush_every_k_chunks=0, or a long window), and some documents would come "
+    "twice and others never, so allow= cannot pass it; go back to what the state has, or change it between two passes"
+)
+
+
+def check_holders(state: State, fingerprint: Fingerprint, plan: Plan) -> None:
+    """Raises CheckpointError where accumulators that held records at the lanes' places are others, or set otherwise.
+
+    What they let go since the place would be other samples, of which as many would be skipped as were delivered: some
+    documents would come twice and others never. So `allow` cannot pass it. Changed code may decide the same: it can.
+    """
+    place = next((place for place in state.lanes.values() if place.held), None)
+    if place is None:
+        return
+    try:
+        held = [read_held(raw).names for raw in place.held]
+    except ValueError:
+        return  # `check_held` says where
+    now = [[_name(a) for a in stage.accumulators] for stage in plan.stages if stage.accumulators]
+    if held != now:
+        raise CheckpointError(
+            f"the state's steps that hold records are {_rows(held)}, this pipeline's {_rows(now)}; {_HELD}"
+        )
+    settings = {f"{_name(a)}.{setting}" for a in plan.accumulators for setting in a.settings()}
+    changed = [d for d in differences(state.fingerprint, fingerprint) if d.field in settings and not is_code(d)]
+    if changed:
+        names = ", ".join(f"'{name}'" for name in dict.fromkeys(d.field.rpartition(".")[0] for d in changed))
+        lines = "\n  ".join(map(str, changed))
+        raise CheckpointError(f"{names} cannot be set otherwise in the middle of a pass:\n  {lines}\n{_HELD}")
+
+
+def _name(accumulator: Accumulator) -> str:
+    return accumulator.name or accumulator.method
+
+
+def _rows(names: list[list[str]]) -> str:
+    return ", then behind operators ".join(", ".join(f"'{name}'" for name in row) for row in names) or "none"
 
 
 def check_source(state: State, source: WorkSource, plan: Plan) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from zephon.errors import CheckpointError, ZephonError, describe
 from zephon.flow.held import Rows, Table, load_held, write_held
 from zephon.flow.task import Drop, Mark, Run
-from zephon.ops.accumulator import Accumulator, Emitted, Key, Ref
+from zephon.ops.accumulator import Accumulator, Emitted, Held, Key, Ref, check_held
 from zephon.ops.base import as_zephon_error, let_through
 from zephon.record import Block, Group, Handle, Pointers, event_place, first_origin
 
@@ -67,12 +67,15 @@ class Chain:
 
     def _save(self, lane: int, mark: Mark) -> Mark:
         """The mark with what is held behind it."""
+        held: list[tuple[str, Held]] = []
+        name = ""
         try:
-            held = [(a.name or a.method, a.state(lane)) for a in self.accumulators]
+            for accumulator in self.accumulators:
+                name = accumulator.name or accumulator.method
+                held.append((name, check_held(accumulator.state(lane))))
             saved = (*mark.saved, write_held(self.rows, len(mark.saved), held, mark.event + 1))
         except BaseException as error:
             let_through(error, self._interrupts)
-            name = self.accumulators[0].name or self.accumulators[0].method
             return Mark("error", mark.event, as_zephon_error(error, name, f"lane {lane}, at a state"))
         num_held = mark.num_held + sum(len(each.items) for _, each in held)
         return msgspec.structs.replace(mark, saved=saved, num_held=num_held)

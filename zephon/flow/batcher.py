@@ -7,7 +7,7 @@ from bisect import bisect_left
 import msgspec
 
 from zephon.errors import CheckpointError, DataError, ZephonError
-from zephon.flow.progress import Counter, Counts, LaneState
+from zephon.flow.progress import Counter, Counts, LaneState, losses
 from zephon.flow.task import Drop, Run
 from zephon.ops.batch import Segment
 from zephon.record import event_place
@@ -194,9 +194,7 @@ class LaneBatcher:
         )
 
     def _dry_error(self, lane: int) -> DataError:
-        now = self._counter.now
-        lost = [(now[i] - self._dry_from[i], reason) for reason, i in self._reasons.items()]
-        culprits = ", ".join(f"'{reason}' {n:,}" for n, reason in sorted(lost, reverse=True) if n)
+        culprits = losses(self._reasons, self._dry_from, self._counter.now)
         return DataError(
             f"lane {lane} read {self._dry_chunks:,} chunks, two full passes of its data, and not one sample came out "
             f"of an endless source; dropped by {culprits or 'no counted reason'}; mend the operator, or give the "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from zephon.errors import ConfigError
@@ -65,3 +67,17 @@ class Counter:
     def now(self) -> Counts:
         """The drops decided up to and including the event last asked for."""
         return tuple(self._now)
+
+
+def losses(reasons: Mapping[str, int], was: Counts, now: Counts) -> str:
+    """What was dropped since `was`, in words, the most first; empty where nothing was."""
+    lost = [(now[i] - was[i], reason) for reason, i in reasons.items()]
+    return ", ".join(f"'{reason}' {n:,}" for n, reason in sorted(lost, reverse=True) if n)
+
+
+def all_lost(reasons: Mapping[str, int], began: Mapping[int, LaneState], ended: Mapping[int, LaneState]) -> str:
+    """What dropped all samples of a whole pass, in words; empty where some came, or it did not begin with its start."""
+    if any(place.samples or ended[lane].delivered != place.delivered for lane, place in began.items()):
+        return ""
+    was, now = ([sum(n) for n in zip(*(p.counts for p in places.values()), strict=True)] for places in (began, ended))
+    return losses(reasons, tuple(was), tuple(now))

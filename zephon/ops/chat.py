@@ -25,6 +25,8 @@ _REASONS: dict[str, tuple[str, ...]] = {
     "truncate": ("truncated_documents", "truncated_tokens"),
     "drop": ("too_long",),
 }
+ROLES = ("assistant", "developer", "function", "ipython", "model", "system", "tool", "user")
+"""The usual ones; a conversation may have others."""
 _LEADING = ("system", "developer")
 
 Tokens = tuple[NDArray[np.int64], NDArray[np.bool_]]
@@ -57,7 +59,9 @@ class TokenizeChat(Operator):
         if overflow not in _REASONS:
             raise ConfigError(f"tokenize_chat(overflow={overflow!r}): it must be one of {', '.join(_REASONS)}")
         if isinstance(loss_on, str) or not loss_on or not all(isinstance(role, str) for role in loss_on):
-            raise ConfigError(f"tokenize_chat(loss_on={loss_on!r}): a list of at least one role is wanted")
+            raise ConfigError(
+                f"tokenize_chat(loss_on={loss_on!r}): a list of at least one role is wanted, as ('assistant',)"
+            )
         if max_length is not None:
             check_count("max_length", max_length, self.method)
         self.tokenizer, self.template, self.field, self.tools_field = tokenizer, template, field, tools_field

@@ -89,10 +89,14 @@ class ChatTemplate:
 def _turn(whole: str, text_of: Callable[..., str], i: int, roles: list[str], marks: tuple[str, str]) -> Span:
     """Where the turn of message `i` lies in the whole text: the difference of two beginnings of it."""
 
-    def beginning(count: int, prompt: bool) -> int:
+    def unmarked(count: int, prompt: bool) -> str:
         text = text_of(count, prompt)
         for mark in marks:
             text = text.replace(mark, "")
+        return text
+
+    def beginning(count: int, prompt: bool) -> int:
+        text = unmarked(count, prompt)
         if not whole.startswith(text):
             asked = " with the prompt for an answer" if prompt else ""
             raise DataError(
@@ -101,8 +105,20 @@ def _turn(whole: str, text_of: Callable[..., str], i: int, roles: list[str], mar
             )
         return len(text)
 
-    start = beginning(i, roles[i] == "assistant") if i else 0
-    return start, len(whole) if i + 1 == len(roles) else beginning(i + 1, False)
+    stop = len(whole) if i + 1 == len(roles) else beginning(i + 1, False)
+    if i:
+        return beginning(i, roles[i] == "assistant"), stop
+    if roles[0] != "assistant":
+        return 0, stop
+    # Many templates refuse no messages at all, so the prompt is what it adds to the first one.
+    alone, prompt = unmarked(1, False), unmarked(1, True)
+    at = whole.find(prompt[len(alone) :]) if prompt.startswith(alone) else -1
+    if at < 0:
+        raise DataError(
+            "the chat template's prompt for an answer is not in its text of the conversation, so the header of message "
+            f"0 (role 'assistant') cannot be told from the rest; {_REMEDY}"
+        )
+    return at + len(prompt) - len(alone), stop
 
 
 def _stripped(text: str, begin: str, end: str, cut: str, spans: list[Span] | None, last_only: bool) -> Rendered:

@@ -14,7 +14,7 @@ import numpy as np
 
 from zephon.errors import ConfigError, DataError
 from zephon.functions import code_hash
-from zephon.ops.accumulator import Accumulator, Emitted, Held, Key, Ref
+from zephon.ops.accumulator import Accumulator, Emitted, Held, Key, Ref, check_plain
 from zephon.ops.base import check_count
 from zephon.record import Attached, Record
 
@@ -207,7 +207,8 @@ class StatefulMap(Accumulator):
     def state(self, lane: int) -> Held:
         plain = self.machine.state(self._states[lane])
         try:
-            raw = msgspec.msgpack.encode(_checked(plain))
+            check_plain(plain)
+            raw = msgspec.msgpack.encode(plain)
         except (TypeError, OverflowError) as error:
             raise DataError(
                 f"the machine's state cannot be kept: {error}; give {type(self.machine).__qualname__} `state` and "
@@ -269,12 +270,3 @@ def _utf8_bytes(text: str, what: str) -> int:
         return len(text.encode())
     except UnicodeEncodeError:
         raise DataError(f"{what} is text with half a surrogate pair in it, which no state can carry") from None
-
-
-def _checked(plain: Any) -> Any:
-    """The state, if no set or tuple stands where it would come back as a list. Looks two levels deep."""
-    inner = plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ()
-    for value in (plain, *inner):
-        if isinstance(value, (tuple, set, frozenset)):
-            raise TypeError(f"a {type(value).__name__} would come back as a list")
-    return plain

@@ -25,8 +25,9 @@ _MADE = ("input_ids", "labels", "loss_mask", "position_ids", "segment_ids", "cu_
 class ToTraining(Formatter):
     """Adds to each batch, from `input_ids` and where they exist `segment_ids`, `position_ids`, `loss_mask`, `num_pad`:
 
-    `input_ids`, `labels`, `position_ids`, `segment_ids` int64 and `loss_mask` bool, all [samples, width], or [tokens]
-    with `flatten`; `cu_seqlens` int32 [sequences + 1]; `max_seqlen` int32, a single number; `num_pad` int64 [samples].
+    `input_ids`, `labels`, `position_ids`, `segment_ids` int64 and `loss_mask` bool (float32 of fractions, which are
+    weights), all [samples, width], or [tokens] with `flatten`; `cu_seqlens` int32 [sequences + 1]; `max_seqlen`
+    int32, a single number; `num_pad` int64 [samples].
     """
 
     method = "to_training"
@@ -46,10 +47,15 @@ class ToTraining(Formatter):
         self.pad_to_multiple_of = check_count("pad_to_multiple_of", pad_to_multiple_of, self.method)
         self.pad_id = check_count("pad_id", pad_id, self.method, least=-(2**63), most=2**63 - 1)
         self.mask_boundaries, self.flatten, self.shift = bool(mask_boundaries), bool(flatten), bool(shift)
-        if isinstance(fields, str) or not all(isinstance(f, str) and f not in _MADE for f in fields):
+        if isinstance(fields, str) or not all(isinstance(f, str) for f in fields):
             raise ConfigError(
-                f"to_training(fields={fields!r}): a list of names of further fields that have one value a token is "
-                f"wanted; {', '.join(_MADE)} are its own"
+                f"to_training(fields={fields!r}): a list of names of further fields with one value a token is wanted"
+            )
+        if own := [f for f in fields if f in _MADE]:
+            carried = "; those of the batch are carried over, weights too" if "loss_mask" in own else ""
+            raise ConfigError(
+                f"to_training(fields={fields!r}): every batch has {', '.join(own)} without being asked{carried}; name "
+                "only further fields, those that it does not make itself"
             )
         self.fields, self.name = tuple(fields), name
 
@@ -66,14 +72,15 @@ class ToTraining(Formatter):
         sizes = np.diff(starts, append=len(ids))
         if positions is None:
             positions = np.arange(len(ids)) - np.repeat(starts, sizes)
-        mask = rows.find("loss_mask")
-        counted = np.ones(len(ids), np.bool_) if mask is None else mask != 0
+        counted = rows.counted()
         labels = self._label(rows, first, counted)
         layout = _Flat(empty) if self.flatten else _Padded(empty, rows, self.pad_to_multiple_of)
         made: dict[str, Any] = {
             "input_ids": layout.lay(ids, np.int64, self.pad_id),
-            "labels": layout.lay(np.where(counted, labels, self.ignore_index), np.int64, self.ignore_index),
-            "loss_mask": layout.lay(counted, np.bool_, 0),
+            "labels": layout.lay(
+                np.where(counted.astype(np.bool_, copy=False), labels, self.ignore_index), np.int64, self.ignore_index
+            ),
+            "loss_mask": layout.lay(counted, counted.dtype, 0),
             "position_ids": layout.lay(positions, np.int64, 0),
             "segment_ids": layout.lay(self._number(rows, starts, sizes), np.int64, 0),
         }
@@ -95,11 +102,11 @@ class ToTraining(Formatter):
         ids = rows.ids
         ends = rows.starts[rows.sizes > 0]  # the first token of each sample has none before it
         cut = first if self.mask_boundaries else np.isin(np.arange(len(ids)), ends)
-        counted &= ~cut
+        np.putmask(counted, cut, 0)
         if not self.shift:
             return ids
         counted[:-1] = counted[1:]
-        counted[-1:] = False
+        counted[-1:] = 0
         return np.append(ids[1:], ids[-1:])
 
     def _number(self, rows: _Rows, starts: Array, sizes: Array) -> Array:
@@ -151,6 +158,21 @@ class _Rows:
             return None
         column = self._fields[name]
         return self._join(name, [self._row(name, i, row) for i, row in enumerate(column)])
+
+    def counted(self) -> Array:
+        """The loss mask as an array of its own: bool, or float32 where one of its rows holds fractional numbers."""
+        mask = self.find("loss_mask")
+        if mask is None:
+            return np.ones(len(self.ids), np.bool_)
+        if mask.dtype.kind == "f":
+            return mask.astype(np.float32)
+        if mask.dtype.kind != "b" and ((mask != 0) & (mask != 1)).any():
+            raise DataError(
+                "to_training: the loss_mask of a sample of the batch holds whole numbers other than 0 and 1; weights "
+                "must be floats"
+            )
+        counted: Array = mask != 0
+        return counted
 
     def _row(self, name: str, i: int, row: Any) -> Array:
         width = int(self.widths[i])

@@ -291,7 +291,10 @@ def _held(accumulator: Accumulator, window: int | None) -> tuple[str, int | None
         most = accumulator.most_flushed
         return f"{accumulator.max_length - 1:,} tokens" if most == 1 else _many(most, "sequence"), most
     if isinstance(accumulator, StatefulMap):
-        return f"{accumulator.max_held:,} records that wait, and the machine's state", accumulator.max_held
+        state = (
+            f"the machine's state (max_state_bytes={accumulator.max_state_bytes:,}, where a state of the run holds it)"
+        )
+        return f"{accumulator.max_held:,} records that wait, and {state}", accumulator.max_held
     if isinstance(accumulator, GroupBy):
         return f"{accumulator.size - 1:,} records", accumulator.size - 1
     return f"at most a window{f', {window:,} pointers' if window is not None else ''}", None

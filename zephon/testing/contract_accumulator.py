@@ -17,8 +17,9 @@ import numpy as np
 from zephon.canonical import canonical_bytes
 from zephon.errors import describe
 from zephon.ipc.columns import make_columns
-from zephon.ops.accumulator import Accumulator, Held, Key, Ref
+from zephon.ops.accumulator import Accumulator, Held, Key, Ref, check_held
 from zephon.ops.batch import stack_records
+from zephon.ops.stateful_map import StatefulMap
 from zephon.record import Block, Lineage, Record
 from zephon.testing.contract_base import ContractBroken, broken, check_settings, content, travelled
 from zephon.testing.contract_log import (
@@ -34,6 +35,7 @@ from zephon.testing.contract_log import (
 )
 
 _WINDOWS = 3
+_ENDS = 8  # a window is also ended before each of its last refs, and at as many random ones
 
 Make = Callable[[], Accumulator]
 Log = Sequence[Let]
@@ -62,6 +64,7 @@ def check_accumulator(make: Make, records: Sequence[Record], lanes: int = 3, see
     for window, log in zip(windows, truth, strict=True):
         check_flushed(make(), window)
         check_covered(first, window, log)
+    _flushed_anywhere(make, windows[0], random.Random(seed))
     _same_key(make, windows, truth)
     _copies(make, windows[0], truth[0], rng)
     _lanes_apart(make, windows, truth, lanes, rng)
@@ -121,6 +124,23 @@ def _same(one: Log, other: Log) -> bool:
     ) == sorted(let for let in other if let.kind == "drop")
 
 
+def _flushed_anywhere(make: Make, window: Window, rng: random.Random) -> None:
+    """A flush behind any number of refs loses nothing: a whole window may leave no rest to let go."""
+    length = len(window.refs)
+    ends = {*range(max(1, length - _ENDS), length), *rng.sample(range(1, length), min(_ENDS, length - 1))}
+    for end in sorted(ends):
+        accumulator, ended = make(), window._replace(refs=window.refs[:end])
+        check_flushed(make(), ended)
+        check_covered(accumulator, ended, run_window(accumulator, ended))
+
+
+def _remedy(accumulator: Accumulator) -> str:
+    """Where random numbers may come from. A machine has no key of a window."""
+    if isinstance(accumulator, StatefulMap):
+        return "let the machine decide by its state and the keys of records alone"
+    return "draw random numbers from key.hash64()"
+
+
 def _same_key(make: Make, windows: Sequence[Window], truth: Sequence[Log]) -> None:
     for window, log in zip(windows, truth, strict=True):
         other = make()
@@ -128,7 +148,7 @@ def _same_key(make: Make, windows: Sequence[Window], truth: Sequence[Log]) -> No
             raise broken(
                 other,
                 "decides by something else than the refs and the key: two instances with the same key let different "
-                "things go; draw random numbers from key.hash64(), and use neither the clock nor a global",
+                f"things go; {_remedy(other)}, and use neither the clock nor a global",
             )
 
 
@@ -220,7 +240,7 @@ def _resumed(make: Make, windows: Sequence[Window], truth: Sequence[Log], rng: r
                 break
             at, held = stop, _held(accumulator, window)
             before, other = copy.deepcopy(held), make()
-            other.load(window.lane, window.key, Held(list(held.items), msgspec.msgpack.decode(_plain(other, held))))
+            other.load(window.lane, window.key, Held(list(held.items), _back(held.plain)))
             rest = _moved(pushes(other, window._replace(refs=window.refs[at:])), at)
             rest += [] if failed(rest) else flush(other, window.lane)
             if not _same(so_far + rest, log):
@@ -249,22 +269,22 @@ def _held(accumulator: Accumulator, window: Window) -> Held:
     """The state, if it has its form."""
     known = {ref[0] for ref in window.refs}
     try:
-        held = accumulator.state(window.lane)
+        state = accumulator.state(window.lane)
     except Exception as error:
         raise broken(accumulator, f"raised in state(): {describe(error)}") from error
-    if not isinstance(held, Held):
-        raise broken(accumulator, f"returned {type(held).__name__} from state(): a zephon.Held is wanted")
+    try:
+        held = check_held(state)
+    except TypeError as error:
+        raise broken(accumulator, f"gives a state that cannot be kept: {error}") from error
     for item in held.items:
         if not (isinstance(item, tuple) and len(item) == 3 and item[0] in known):
             raise broken(accumulator, f"holds {item!r}: refs or parts are wanted, (cursor, number, number)")
     return held
 
 
-def _plain(accumulator: Accumulator, held: Held) -> bytes:
-    try:
-        return msgspec.msgpack.encode(held.plain)
-    except TypeError as error:
-        raise broken(accumulator, f"has more in Held.plain than plain data: {error}") from error
+def _back(plain: Any) -> Any:
+    """Plain data as a state gives it back."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(plain))
 
 
 def _built(accumulator: Accumulator, records: Sequence[Record], truth: Sequence[Log]) -> None:
