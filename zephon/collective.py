@@ -14,6 +14,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -91,7 +92,7 @@ class Exchange:
     def checkpoint(self, own: Callable[[], dict[str, Any]], group: Any, timeout_s: float) -> dict[str, Any]:
         """The state of all ranks, the same on each. Collective: where one rank fails, all of them do."""
         rounds = self._meet(group)
-        return own() if rounds is None else rounds.join(own, timeout_s)
+        return own() if rounds is None else rounds.join(partial(_owned, own, self._topology.lanes), timeout_s)
 
     def _meet(self, group: Any) -> Rounds | None:
         """Where the ranks meet; None for one that is alone."""
@@ -112,6 +113,12 @@ class Exchange:
                 "or give options(aggregate_dir=...), a folder that all ranks see"
             )
         return self._rounds[1] if self._rounds is not None else None
+
+
+def _owned(own: Callable[[], dict[str, Any]], lanes: list[int]) -> dict[str, Any]:
+    """The own lanes of a state: one that was taken before the first batch has all of them."""
+    state = own()
+    return {**state, "lanes": {lane: state["lanes"][lane] for lane in map(str, lanes)}}
 
 
 def _initialised() -> Any:

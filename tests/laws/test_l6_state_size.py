@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -16,7 +17,8 @@ from tests.laws.harness import Recorder, State, plain
 from zephon.checkpoint.schema import write_counts
 from zephon.flow.held import read_held
 from zephon.plan import limits
-from zephon.testing.recipes import Add, Keep, Words
+from zephon.testing.machines import Mean, Residue
+from zephon.testing.recipes import Add, Keep, Reverse, Words
 from zephon.work.static_mixture import StaticMixture
 
 pytestmark = pytest.mark.law("L6")
@@ -121,6 +123,32 @@ def test_bytes_a_held_record(algorithm: str, monkeypatch: pytest.MonkeyPatch) ->
             assert len(json.dumps(lane)) <= MOST_LANE_BYTES + 24 * records, records
     pipeline.close()
     assert most >= 1000
+
+
+MADE: dict[str, Callable[[zp.Pipeline], zp.Pipeline]] = {
+    "groups of one": lambda line: line.map_batches(Reverse(), 1).shuffle(500),
+    "groups of groups": lambda line: line.map_batches(Reverse(), 1).map_batches(Reverse(), 1).shuffle(500),
+    "groups of four, shuffled twice": lambda line: line.shuffle(100).map_batches(Reverse(), 4).shuffle(500),
+    "packs that are held whole": lambda line: line.pack(8, "best_fit", num_bins=8).shuffle(300),
+    "a number on each": lambda line: line.stateful_map(Mean(5), key=Residue(9), into="mean").shuffle(500),
+}
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_bytes_of_held_records_that_accumulators_made(made: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they were made of is counted too: a record of a pointer, a part of a group, is a held record."""
+    monkeypatch.setattr(limits, "LEAST_SAVE_POINTERS", 256)
+    line = zp.Pipeline(StaticMixture([Endless("web", BILLION)], seed=1, chunk_size=2**22, shuffle="global"))
+    line = MADE[made](line.tokenize(Words())).batch(8)
+    line = line.options(runner="inline", canonical_replicas=1, dp_degree=1, flush_every_k_chunks=0)
+    list(islice(line, 40))
+    lane = plain(line.state_dict())["lanes"]["0"]
+    line.close()
+    tables = [read_held(base64.b64decode(raw)) for raw in lane["held"]]
+    records = sum(state[0] for table in tables for state in table.states)
+    assert records >= 300
+    pointers = sum(table.size for table in tables)
+    assert len(json.dumps(lane)) <= MOST_LANE_BYTES + 24 * max(records, pointers)
 
 
 def reads_of_restore(lanes: int, window: int, at: int, regroups: bool) -> int:

@@ -56,6 +56,9 @@ def meshed(rank: int, world: int, folder: str, tensor: int) -> dict[str, Any]:
     ahead.load_state_dict(found["state"])
     taken(ahead, 1 + (rank == 1))
     found["apart"] = error_of(ahead.checkpoint)
+    idle = line(6, mesh=mesh["dp"])
+    taken(idle, int(rank != 1))
+    found["idle"] = error_of(idle.checkpoint)
     broken = line(6, mesh=mesh["dp"])
     if rank == 0:
         broken.state_dict = lambda: 1 / 0  # type: ignore[assignment, method-assign]
@@ -64,7 +67,7 @@ def meshed(rank: int, world: int, folder: str, tensor: int) -> dict[str, Any]:
     again.load_state_dict(found["state"])
     found["more"] = taken(again, 2)
     found["later"] = again.checkpoint()
-    for each in (pipeline, ahead, again):
+    for each in (pipeline, ahead, idle, again):
         each.close()
     dist.destroy_process_group()
     return found

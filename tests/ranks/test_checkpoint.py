@@ -37,6 +37,7 @@ def test_a_mesh_of_peers(tmp_path: Path, alone: list[list[Any]]) -> None:
     assert all(rank["later"] == ranks[0]["later"] for rank in ranks)
     for rank in ranks:
         assert "has two places" in rank["apart"]
+        assert "has two places" in rank["idle"]
         assert rank["broken"].startswith("CheckpointError: rank 0 has no state for checkpoint(): ZeroDivisionError")
     with line(6) as pipeline:
         pipeline.load_state_dict(ranks[3]["later"])

@@ -23,10 +23,15 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         raise CheckpointError("merge_states got no state; pass the state of every group")
     first = read[0]
     lanes: dict[int, LaneState] = {}
+    fresh: dict[int, LaneState] = {}
     for number, state in enumerate(read):
         _same_run(first, state, number)
+        if not any(map(_has_begun, state.lanes.values())):  # it has all lanes, not only its own
+            fresh |= state.lanes
+            continue
         for lane, place in state.lanes.items():
             _same_place(lane, lanes.setdefault(lane, place), place)
+    lanes = fresh | lanes
     missing = [lane for lane in range(first.canonical_replicas) if lane not in lanes]
     if missing:
         raise CheckpointError(
@@ -44,6 +49,10 @@ def _same_run(first: State, other: State, number: int) -> None:
                 f"state {number} is not of the same run as state 0: its field '{field}' differs; "
                 "merge states that were taken together"
             )
+
+
+def _has_begun(place: LaneState) -> bool:
+    return bool(place.pass_index or place.samples or place.delivered)
 
 
 def _same_place(lane: int, one: LaneState, other: LaneState) -> None:

@@ -9,6 +9,7 @@ pipeline ran. Numbers of pointers' records count up from 0, those of the rest do
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Sequence
 from itertools import count
 from operator import itemgetter
@@ -22,6 +23,7 @@ from zephon.ops.accumulator import Accumulator, Held
 from zephon.record import EVENT_BITS, MAX_CHUNK_SIZE, Attached, Group, Handle, event_at, event_place
 
 CHECKSUM_BYTES = 8
+_PLAIN, _PACKED = b"\0", b"\1"
 Path = tuple[int, ...]
 Column = int | list[Any]
 """Whole numbers: one for all of them, or [dtype, bytes]; anything else as a plain list behind an empty dtype."""
@@ -93,6 +95,7 @@ def write_held(rows: Rows, row: int, all_held: Sequence[tuple[str, Held]], place
             states,
         )
     )
+    raw = _PACKED + zlib.compress(raw, 1) if writer.nodes else _PLAIN + raw  # columns are short already
     return raw + _checksum(raw)
 
 
@@ -186,8 +189,8 @@ def read_held(raw: bytes) -> Table:
     if checksum != _checksum(raw):
         raise ValueError("what a lane's accumulators hold is damaged: its checksum is another one")
     try:
-        return _decode(raw)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        return _decode(zlib.decompress(raw[1:]) if raw[:1] == _PACKED else raw[1:])
+    except (zlib.error, msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ValueError(f"what a lane's accumulators hold cannot be read: {error}") from error
 
 
