@@ -195,7 +195,8 @@ class Pipeline:
         buffer_size: records of a lane that may be held back until a dataset that is due comes.
         unit: "samples", or "tokens": then each record counts with the length of `field`.
         strict: a dataset that stays away for longer than the buffer can wait is an error that names it; else others go
-        in its place, and `counts()["noted"]` has how many went out of turn. Nothing is ever dropped.
+        in its place, and `counts()["noted"]` has how many went out of turn. Nothing is ever dropped. At the end of a
+        window what is held goes in turn or not, so strict wants options(flush_every_k_chunks=0).
         Behind `pack` a sequence is of the dataset of its first document.
         """
         shares = declared_weights(self._definition.source, weights, unit)
