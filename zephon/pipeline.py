@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from zephon.batch import Batch
+from zephon.checkpoint.restore import Allowed
 from zephon.checkpoint.schema import read_state
 from zephon.errors import ConfigError
 from zephon.identity import mesh_options
@@ -53,7 +54,7 @@ class Pipeline:
             )
         self._definition = Definition(source, (), {}, Options())
         self._opened: Session | None = None
-        self._inherited: tuple[Any, tuple[str, ...]] = (None, ())
+        self._inherited: tuple[Any, Allowed | None] = (None, None)
 
     # -- building ------------------------------------------------------------------------------------------------
 
@@ -333,13 +334,14 @@ class Pipeline:
         return self._session.state(after)
 
     def load_state_dict(self, state: Mapping[str, Any], allow: Iterable[str] = ()) -> None:
-        """Makes `state` the start of the next `iter`. `allow` names fields of the definition that may differ.
+        """Makes `state` the start of the next `iter`. `allow` names fields of the definition that may differ,
+        one by one (`datasets.web.rows`) or all of a dataset, an operator or the source (`datasets.web`).
 
         Raises CheckpointError where the state does not fit; the pipeline then stays as it was.
         """
         if isinstance(allow, str):
             raise ConfigError(f"allow={allow!r}: a list of field names is wanted")
-        opened = Session(self._definition, read_state(state), allow)
+        opened = Session(self._definition, read_state(state), Allowed(allow))
         self._end_iterator("a state was loaded")
         self._opened = opened
 

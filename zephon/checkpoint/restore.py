@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -11,7 +12,7 @@ from zephon.errors import CheckpointError
 from zephon.flow.held import read_held
 from zephon.flow.progress import Counts, LaneState
 from zephon.ops.accumulator import Accumulator
-from zephon.plan.fingerprint import Difference, Fingerprint, differences, is_code
+from zephon.plan.fingerprint import Difference, Fingerprint, differences, group_of, is_code
 from zephon.plan.graph import Plan
 from zephon.plan.limits import save_every
 from zephon.work.continued import check_continues
@@ -19,14 +20,36 @@ from zephon.work.source import MAX_POSITION, WorkSource
 from zephon.work.static_mixture import StaticMixture
 
 
-def check_definition(state: State, fingerprint: Fingerprint, allow: Iterable[str]) -> list[str]:
+class Allowed:
+    """Fields of the definition that may differ, or groups of them (`datasets.web`); what was said of it is said once.
+
+    A pipeline shares it with those that are made from it: each is checked, and says only what is new.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.names = frozenset(names)
+        self._said: set[str] = set()
+
+    def __contains__(self, field: str) -> bool:
+        return field in self.names or group_of(field) in self.names
+
+    def unused(self, fields: Iterable[str]) -> list[str]:
+        """Names that are neither one of these fields nor a group of them."""
+        return sorted(self.names - {name for field in fields for name in (field, group_of(field))})
+
+    def new(self, notices: Iterable[str]) -> list[str]:
+        """Those that were not said yet."""
+        found = [notice for notice in notices if notice not in self._said]
+        self._said.update(found)
+        return found
+
+
+def check_definition(state: State, fingerprint: Fingerprint, allowed: Allowed) -> list[str]:
     """Refuses a definition that differs from the state's, field by field; returns notices of what was let pass.
 
     Raises CheckpointError. Hashes of code made by another minor version of Python cannot be compared: a notice.
     """
-    allowed = set(allow)
     found = differences(state.fingerprint, fingerprint)
-    unknown = allowed - {difference.field for difference in found}
     pythons = (state.fingerprint.get("python"), fingerprint.get("python"))
     refused: list[Difference] = []
     notices = []
@@ -37,7 +60,8 @@ def check_definition(state: State, fingerprint: Fingerprint, allow: Iterable[str
             notices.append(f"{difference.field} cannot be compared between Python {pythons[0]} and {pythons[1]}")
         else:
             refused.append(difference)
-    notices += [f"allow={name!r} names no field that differs" for name in sorted(unknown)]
+    unused = allowed.unused(difference.field for difference in found)
+    notices += [f"allow={name!r} names no field that differs" for name in unused]
     if refused:
         lines = "\n  ".join(map(str, refused))
         names = [difference.field for difference in refused]
@@ -45,7 +69,7 @@ def check_definition(state: State, fingerprint: Fingerprint, allow: Iterable[str
             f"this pipeline is not the one that wrote the state:\n  {lines}\nmake them equal, or accept a change with "
             f"load_state_dict(state, allow={names!r})"
         )
-    return notices
+    return allowed.new(notices)
 
 
 _HELD = (
@@ -95,7 +119,14 @@ def check_source(state: State, source: WorkSource, plan: Plan) -> None:
         window = int(state.fingerprint.get("flush_every_k_chunks") or 0) * source.chunk_size
         if not window and plan.regroups:  # then the next place is the next state of the accumulators
             window = save_every(plan, source.chunk_size)
-        check_continues(source, was, state.canonical_replicas, _rows_read(state, window or 1, source.chunk_size))
+        rows = _rows_read(state, window or 1, source.chunk_size)
+        check_continues(source, was, _sizes(state), state.canonical_replicas, rows)
+
+
+def _sizes(state: State) -> dict[str, int]:
+    """Rows of the state's datasets by name, where it has them one by one."""
+    table: dict[str, Any] = state.fingerprint.get("datasets") or {}
+    return {name: int(fields["rows"]) for name, fields in table.items() if "number" not in fields}
 
 
 def check_held(state: State, source: WorkSource, plan: Plan) -> None:

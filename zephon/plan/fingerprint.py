@@ -140,6 +140,11 @@ def _flat(value: Fingerprint) -> dict[str, Any]:
     return flat
 
 
+def group_of(field: str) -> str:
+    """What the field is one of: `datasets.web` of `datasets.web.rows`, `clean` of `clean.code`; else itself."""
+    return field.rpartition(".")[0] or field
+
+
 def is_code(difference: Difference) -> bool:
     """Whether both values are hashes of code."""
     return all(isinstance(value, str) and value.startswith("code ") for value in (difference.was, difference.now))
