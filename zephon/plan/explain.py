@@ -129,7 +129,12 @@ def _length(source: WorkSource, num_lanes: int) -> list[str]:
     """How long a pass is, in samples and in chunks a lane."""
     length = source.length(0)
     if length is None:
-        return [f"a pass is endless; every dataset has come round once after {source.epoch_length(0):,} samples"]
+        never: list[str] = getattr(source, "unfinished", [])
+        line = f"a pass is endless; every dataset has come round once after {source.epoch_length(0):,} samples"
+        if not never:
+            return [line]
+        shown = ", ".join(map(repr, never[:_SHOWN_CHANGES])) + (", ..." if len(never) > _SHOWN_CHANGES else "")
+        return [f"{line}, but for {shown}: weight 0 before all rows are read"]
     line = f"a pass is {length:,} samples (pointers)"
     size = getattr(source, "chunk_size", None)
     if size is None:
