@@ -223,7 +223,9 @@ def _of_source(mixture: StaticMixture | None, unit: str) -> list[Any]:
     if any(exact != shares.points[0][1] for _, exact in shares.points):
         raise ConfigError(
             "ensure_mixture: the source's weights change along the pass (MixtureSchedule), and a lane's buffer does "
-            "not know where it is in it; give weights="
+            "not know where it is in it; give weights= that hold all along, or leave it out and let the source make up "
+            "for what is dropped: StaticMixture(weights_in='tokens', mean_tokens=what a row of each dataset gives, in "
+            "tokens or in samples)"
         )
     if shares.unit != unit:
         raise ConfigError(
