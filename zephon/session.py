@@ -112,7 +112,7 @@ class Session:
         resolved = Resolved(source, plan, topology, fingerprint(source, definition.steps, plan))
         if state is not None:
             check_holders(state, resolved.fingerprint, plan)
-            for notice in check_definition(state, resolved.fingerprint, self.allow):
+            for notice in check_definition(state, resolved.fingerprint, source, self.allow):
                 log.warning("%s", notice)
             check_source(state, source, plan)
             check_held(state, source, plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -12,10 +13,11 @@ from zephon.errors import CheckpointError
 from zephon.flow.held import read_held
 from zephon.flow.progress import Counts, LaneState
 from zephon.ops.accumulator import Accumulator
-from zephon.plan.fingerprint import Difference, Fingerprint, differences, group_of, is_code
+from zephon.plan.fingerprint import Difference, Fingerprint, Words, differences, group_of, is_code, short
 from zephon.plan.graph import Plan
 from zephon.plan.limits import save_every
 from zephon.work.continued import check_continues
+from zephon.work.past import in_tokens, state_means
 from zephon.work.source import MAX_POSITION, WorkSource
 from zephon.work.static_mixture import StaticMixture
 
@@ -44,12 +46,20 @@ class Allowed:
         return found
 
 
-def check_definition(state: State, fingerprint: Fingerprint, allowed: Allowed) -> list[str]:
+def check_definition(state: State, fingerprint: Fingerprint, source: WorkSource, allowed: Allowed) -> list[str]:
     """Refuses a definition that differs from the state's, field by field; returns notices of what was let pass.
 
     Raises CheckpointError. Hashes of code made by another minor version of Python cannot be compared: a notice.
+    `fingerprint` is that of a pipeline with this source.
     """
     found = differences(state.fingerprint, fingerprint)
+    if isinstance(source, StaticMixture):
+        was = state.fingerprint.get("source")
+        means = dict(zip(source.shares.names, source.shares.means, strict=True)) if source.shares.means else None
+        for difference in found:
+            field = difference.field
+            difference.was = _as_given(field, difference.was, was, state_means(was) if isinstance(was, dict) else None)
+            difference.now = _as_given(field, difference.now, fingerprint["source"], means)
     pythons = (state.fingerprint.get("python"), fingerprint.get("python"))
     refused: list[Difference] = []
     notices = []
@@ -112,6 +122,21 @@ def _rows(names: list[list[str]]) -> str:
     return ", then behind operators ".join(", ".join(f"'{name}'" for name in row) for row in names) or "none"
 
 
+def _as_given(field: str, value: Any, source: Any, means: Mapping[str, Fraction] | None) -> Any:
+    """What differs of weights in tokens, with what the user gave: compared are weights of samples, and measured means.
+
+    means: the mean tokens by which this side's weights were divided, as far as they are known.
+    """
+    if not means:
+        return value
+    if field == "source.mean_tokens":
+        shown = {name: round(float(mean), 2) for name, mean in means.items()}
+        return Words(f"{shown}, {'measured' if isinstance(source.get('mean_tokens'), list) else 'given'}")
+    if field == "source.weights" and isinstance(value, dict) and source.get("change") != "linear":
+        return Words(f"{short(value)} in samples, {short(in_tokens(value, means))} in tokens")
+    return value
+
+
 def check_source(state: State, source: WorkSource, plan: Plan) -> None:
     """Raises CheckpointError where weights or datasets differ over what was read, though `allow` names them."""
     was = state.fingerprint.get("source")
@@ -126,7 +151,7 @@ def check_source(state: State, source: WorkSource, plan: Plan) -> None:
 def _sizes(state: State) -> dict[str, int]:
     """Rows of the state's datasets by name, where it has them one by one."""
     table: dict[str, Any] = state.fingerprint.get("datasets") or {}
-    return {name: int(fields["rows"]) for name, fields in table.items() if "number" not in fields}
+    return {name: int(fields["rows"]) for name, fields in table.items() if "rows" in fields and "number" not in fields}
 
 
 def check_held(state: State, source: WorkSource, plan: Plan) -> None:

@@ -16,6 +16,7 @@ from zephon.work.ends import Merge, merge_for, never_complete, pass_length
 from zephon.work.schedule import lay_out
 from zephon.work.shares import merged
 from zephon.work.source import MAX_POSITION
+from zephon.work.weights import integer_weights
 
 Named = list[tuple[int, dict[str, int]]]
 """Positive weights by dataset name, in the datasets' order, from positions on."""
@@ -78,6 +79,15 @@ def state_means(was: Mapping[str, Any]) -> dict[str, Fraction] | None:
     if isinstance(means, list) and isinstance(names, list) and len(means) == len(names):
         means = dict(zip(names, means, strict=True))
     return {name: Fraction(mean) for name, mean in means.items()} if isinstance(means, Mapping) else None
+
+
+def in_tokens(weights: Any, means: Mapping[str, Fraction]) -> Any:
+    """Weights of samples, of a fingerprint, in tokens."""
+    if _is_by_position(weights):
+        return {at: in_tokens(each, means) for at, each in weights.items()}
+    exact = {name: weight * means[name] for name, weight in weights.items() if weight}
+    integers = dict(zip(exact, integer_weights(list(exact.values())), strict=True))
+    return {name: integers.get(name, 0) for name in weights}
 
 
 def lay_out_named(
