@@ -206,6 +206,25 @@ def test_windows_count_as_read_to_their_end(window: int, read: int, monkeypatch:
     )
 
 
+@pytest.mark.parametrize("window", [0, 2])
+def test_where_records_are_held_a_dataset_that_leaves_keeps_its_place(window: int) -> None:
+    def shuffled(weights: Any, names: str) -> zp.Pipeline:
+        source = zp.StaticMixture([dataset(n) for n in names], weights, seed=4, chunk_size=CHUNK, end="repeat")
+        line = zp.Pipeline(source).shuffle(10).batch(4)
+        return line.options(canonical_replicas=2, runner="inline", flush_every_k_chunks=window)
+
+    state = state_after(shuffled([1, 1], "ab"), 20)
+    text = refused(shuffled([3, 1], "cb"), state, *_ALLOW)
+    assert "dataset 'a' is gone" in text
+    assert "with the datasets 'a', 'b', 'c' in this order" in text
+    schedule = proposed(text)
+    assert schedule is not None
+    assert schedule.points[-1][1] == {"a": 0, "b": 1, "c": 3}
+    line = restored(shuffled(schedule, "abc"), state, *_ALLOW).take(40)
+    line.load_state_dict(state, allow=_ALLOW)
+    assert ids(line) == ids(shuffled(schedule, "abc").take(60))[80:]
+
+
 def test_a_schedule_may_grow() -> None:
     first = {0: [1, 1], 40: [3, 1]}
     state = state_after(line_of(zp.MixtureSchedule(first)), 25)  # type: ignore[arg-type]

@@ -87,13 +87,8 @@ def _remedy(past: Past, source: StaticMixture, was: Mapping[str, Any], sizes: Ma
 
 
 def _names(past: Past, source: StaticMixture) -> list[str]:
-    """The datasets that the pass needs: those of the source, where that has all, in the state's order."""
-    names = source.shares.names
-    drawn = {name for _, weights in past.steps for name in weights}
-    kept = [name for name in past.names if name in drawn or name in names]
-    if [name for name in names if name in kept] == kept:
-        return names
-    return kept + [name for name in names if name not in kept]
+    """The state's datasets where they were, since what is held is known by that place, and the new ones behind them."""
+    return past.names + [name for name in source.shares.names if name not in past.names]
 
 
 def _schedules(past: Past, source: StaticMixture, was: Mapping[str, Any], names: list[str]) -> Iterator[_Schedule]:
