@@ -164,7 +164,7 @@ def _held_shares(accumulator: Accumulator, plan: Plan, source: WorkSource) -> li
     """What a window does to shares that are held."""
     if not isinstance(accumulator, EnsureMixture):
         return []
-    rest = f"up to {accumulator.buffer_size:,} held records go, in turn or not, and are counted where not"
+    rest = f"up to {accumulator.buffer_size:,} held records go, in turn or not (noted)"
     if not plan.flush_every:
         return [f"shares are held along the whole lane; only at its end {rest}"]
     window = _window(plan, source)
