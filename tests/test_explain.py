@@ -83,6 +83,21 @@ def test_endless_and_many_datasets() -> None:
     assert lines[-2] == "... and 16 more datasets"
 
 
+def test_a_dataset_that_never_comes_round_is_named() -> None:
+    datasets = [dataset(name, 300) for name in "abc"]
+    leaving = zp.MixtureSchedule({0: [1, 0, 1], 100: [0, 1, 1]})
+    source = zp.StaticMixture(datasets, leaving, end="repeat")
+    line = section(zp.Pipeline(source).explain(), "source")[-1]
+    assert line == (
+        "a pass is endless; every dataset has come round once after 700 samples, "
+        "but for 'a': weight 0 before all rows are read"
+    )
+    given = source.pointers(0, 0, 10_000)
+    assert {d: int((given.dataset == d).sum()) >= 300 for d in range(3)} == {0: False, 1: True, 2: True}
+    first = source.pointers(0, 0, 700)
+    assert min(int((first.dataset == d).sum()) for d in (1, 2)) == 300
+
+
 def test_stages() -> None:
     lines = section(pipeline().explain(), "stages")
     stages = [line for line in lines if line.startswith("stage")]

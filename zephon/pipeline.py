@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from zephon.batch import Batch
+from zephon.checkpoint.restore import Allowed
 from zephon.checkpoint.schema import read_state
 from zephon.errors import ConfigError
 from zephon.identity import mesh_options
@@ -53,7 +54,7 @@ class Pipeline:
             )
         self._definition = Definition(source, (), {}, Options())
         self._opened: Session | None = None
-        self._inherited: tuple[Any, tuple[str, ...]] = (None, ())
+        self._inherited: tuple[Any, Allowed | None] = (None, None)
 
     # -- building ------------------------------------------------------------------------------------------------
 
@@ -195,7 +196,8 @@ class Pipeline:
         buffer_size: records of a lane that may be held back until a dataset that is due comes.
         unit: "samples", or "tokens": then each record counts with the length of `field`.
         strict: a dataset that stays away for longer than the buffer can wait is an error that names it; else others go
-        in its place, and `counts()["noted"]` has how many went out of turn. Nothing is ever dropped.
+        in its place, and `counts()["noted"]` has how many went out of turn. Nothing is ever dropped. At the end of a
+        window what is held goes in turn or not, so strict wants options(flush_every_k_chunks=0).
         Behind `pack` a sequence is of the dataset of its first document.
         """
         shares = declared_weights(self._definition.source, weights, unit)
@@ -332,13 +334,14 @@ class Pipeline:
         return self._session.state(after)
 
     def load_state_dict(self, state: Mapping[str, Any], allow: Iterable[str] = ()) -> None:
-        """Makes `state` the start of the next `iter`. `allow` names fields of the definition that may differ.
+        """Makes `state` the start of the next `iter`. `allow` names fields of the definition that may differ,
+        one by one (`datasets.web.rows`) or all of a dataset, an operator or the source (`datasets.web`).
 
         Raises CheckpointError where the state does not fit; the pipeline then stays as it was.
         """
         if isinstance(allow, str):
             raise ConfigError(f"allow={allow!r}: a list of field names is wanted")
-        opened = Session(self._definition, read_state(state), allow)
+        opened = Session(self._definition, read_state(state), Allowed(allow))
         self._end_iterator("a state was loaded")
         self._opened = opened
 

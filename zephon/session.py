@@ -11,13 +11,13 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import msgspec
 
 from zephon.batch import Batch
-from zephon.checkpoint.restore import check_definition, check_held, check_holders, check_source, fit_lanes
+from zephon.checkpoint.restore import Allowed, check_definition, check_held, check_holders, check_source, fit_lanes
 from zephon.checkpoint.schema import State, write_state
 from zephon.collective import Exchange
 from zephon.drive import DRIVERS, Driver
@@ -66,10 +66,10 @@ class Resolved(msgspec.Struct, frozen=True):
 class Session:
     """The mutable part of one Pipeline object."""
 
-    def __init__(self, definition: Definition, loaded: State | None = None, allow: Iterable[str] = ()) -> None:
+    def __init__(self, definition: Definition, loaded: State | None = None, allow: Allowed | None = None) -> None:
         self.definition = definition
         self.loaded = loaded
-        self.allow = tuple(allow)
+        self.allow = allow or Allowed()
         self.resolved = self._resolve()
         self._iterator: weakref.ref[BatchIterator] | None = None
         self.last_metrics: dict[str, dict[str, float]] = {"seconds": {}, "totals": {}, "deaths": {}}
@@ -112,7 +112,7 @@ class Session:
         resolved = Resolved(source, plan, topology, fingerprint(source, definition.steps, plan))
         if state is not None:
             check_holders(state, resolved.fingerprint, plan)
-            for notice in check_definition(state, resolved.fingerprint, self.allow):
+            for notice in check_definition(state, resolved.fingerprint, source, self.allow):
                 log.warning("%s", notice)
             check_source(state, source, plan)
             check_held(state, source, plan)

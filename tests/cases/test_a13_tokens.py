@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from fractions import Fraction
 from typing import Any
@@ -162,3 +163,25 @@ def test_where_it_cannot_be_measured() -> None:
         source().chunk(0, 1, 0, 0)
     with pytest.raises(zp.errors.ConfigError, match="at most 512 datasets"):
         zp.StaticMixture([dataset(f"d{i}", 2, 9) for i in range(513)], [1] * 513, weights_in="tokens")
+
+
+def test_a_refusal_shows_the_weights_that_were_given_and_where_means_are_from() -> None:
+    """Compared are weights of samples, which nobody wrote."""
+    measured = line_of(source())
+    state = saved(measured)
+    given = line_of(source(mean_tokens={"short": 4, "long": "40.5", "odd": 9}))
+    with pytest.raises(zp.errors.CheckpointError) as caught:
+        given.load_state_dict(state)
+    lines = str(caught.value).splitlines()
+    weights, means = lines[1], lines[2]
+    assert re.search(r"the state has \{.*?\} in samples, \{'long': 1, 'short': 1, 'odd': 2\} in tokens, this", weights)
+    assert weights.endswith(
+        "this pipeline {'long': 8, 'short': 81, 'odd': 72} in samples, {'long': 1, 'short': 1, 'odd': 2} in tokens"
+    )
+    assert re.search(
+        r"mean_tokens: the state has \{'long': .*\}, measured, this pipeline \{'long': 40.5, .*\}, given$", means
+    )
+    with pytest.raises(zp.errors.CheckpointError) as caught:
+        measured.load_state_dict(saved(given))
+    assert "source.mean_tokens: the state has (absent), this pipeline {" in str(caught.value)
+    assert ", measured" in str(caught.value)

@@ -50,6 +50,12 @@ def refused(line: zp.Pipeline, state: dict[str, Any], *allow: str) -> str:
     return str(caught.value)
 
 
+def proposed(text: str) -> zp.MixtureSchedule | None:
+    """The schedule that an error writes down."""
+    found = re.search(r"zp\.MixtureSchedule\(\{.*?\)", text)
+    return eval(found[0], {"zp": zp}) if found else None
+
+
 def test_the_recipe_is_refused_field_by_field() -> None:
     state = state_after(line_of([1, 1]), 25)
     text = refused(line_of([2, 1]), state)
@@ -116,6 +122,32 @@ def test_a_source_may_join_and_one_may_leave_behind_what_was_read() -> None:
     gone = [f"datasets.b.{name}" for name in dataset("b").fingerprint()]
     text = refused(line_of([1], "a"), state, "source.weights", "source.datasets", *gone)
     assert "dataset 'b' is gone: keep it, with weight 0" in text
+    assert "104: {'a': 1, 'b': 0}}), in samples, with the datasets 'a', 'b' in this order" in text
+
+
+def test_a_line_under_way_is_kept_to_its_end() -> None:
+    line = {0: {"a": 1, "b": 0}, 200: {"a": 1, "b": 1}, 400: {"a": 0, "b": 1}}
+    state = state_after(line_of(zp.MixtureSchedule(line, change="linear", ramp_steps=16)), 30)  # 120 samples
+    bent = zp.MixtureSchedule({0: [1, 0], 200: [1, 4]}, change="linear", ramp_steps=16)
+    for weights in ([1, 4], bent):
+        text = refused(line_of(weights), state, "source.weights", "source.change", "source.ramp_steps")
+        assert "a line that has begun stays as it is to its end, so change them behind position 200:" in text
+        assert "{0: {'a': 1, 'b': 0}, 200: {'a': 1, 'b': 1}, 201: {'a': 1, 'b': 4}}, change='linear'" in text
+    schedule = proposed(text)
+    assert schedule is not None
+    restored(line_of(schedule), state, "source.weights")
+    state = state_after(line_of(zp.MixtureSchedule(line, change="linear", ramp_steps=16)), 120)  # behind the last line
+    text = refused(line_of([1, 4]), state, "source")
+    assert "400: {'a': 0, 'b': 1}, 480: {'a': 0, 'b': 1}, 481: {'a': 1, 'b': 4}}" in text
+
+
+def test_where_no_schedule_would_be_accepted_none_is_written_down() -> None:
+    """Under "redistribute" there are none, and "epochs" waits for what is to leave."""
+    for end in ("redistribute", "epochs"):
+        state = state_after(line_of([1, 1], end=end), 10)
+        text = refused(line_of([1], "a", end=end), state, "source", "datasets.b")
+        assert "MixtureSchedule" not in text
+        assert text.endswith("Go on with the state's weights, or change them between two passes")
 
 
 def test_another_order_of_the_sources() -> None:
@@ -172,6 +204,25 @@ def test_windows_count_as_read_to_their_end(window: int, read: int, monkeypatch:
     assert "differ from position 90 on" in refused(
         shuffled(zp.MixtureSchedule({0: [1, 1], 90: [2, 1]})), state, "source.weights"
     )
+
+
+@pytest.mark.parametrize("window", [0, 2])
+def test_where_records_are_held_a_dataset_that_leaves_keeps_its_place(window: int) -> None:
+    def shuffled(weights: Any, names: str) -> zp.Pipeline:
+        source = zp.StaticMixture([dataset(n) for n in names], weights, seed=4, chunk_size=CHUNK, end="repeat")
+        line = zp.Pipeline(source).shuffle(10).batch(4)
+        return line.options(canonical_replicas=2, runner="inline", flush_every_k_chunks=window)
+
+    state = state_after(shuffled([1, 1], "ab"), 20)
+    text = refused(shuffled([3, 1], "cb"), state, *_ALLOW)
+    assert "dataset 'a' is gone" in text
+    assert "with the datasets 'a', 'b', 'c' in this order" in text
+    schedule = proposed(text)
+    assert schedule is not None
+    assert schedule.points[-1][1] == {"a": 0, "b": 1, "c": 3}
+    line = restored(shuffled(schedule, "abc"), state, *_ALLOW).take(40)
+    line.load_state_dict(state, allow=_ALLOW)
+    assert ids(line) == ids(shuffled(schedule, "abc").take(60))[80:]
 
 
 def test_a_schedule_may_grow() -> None:
@@ -248,3 +299,74 @@ def test_what_the_error_proposes_is_always_the_same_run(
     assert ids(after) == whole[len(delivered) :]
     position = schedule.points[1][0]
     assert position <= (max(int(lane["chunk"]) for lane in state["lanes"].values()) + (window or 1)) * lanes * chunk
+
+
+_MEANS = {"a": "12.5", "b": 40, "c": 7}
+_ALLOW = ["source", *(f"datasets.{name}" for name in "abc")]
+
+
+@st.composite
+def mixtures(draw: st.DrawFn, ends: st.SearchStrategy[str]) -> tuple[str, dict[str, Any]]:
+    """(names, settings): one to three datasets in some order, with weights, schedules and lines."""
+    names = "".join(draw(st.permutations("abc")))[: draw(st.integers(1, 3))]
+    one = st.lists(st.integers(0, 4), min_size=len(names), max_size=len(names)).filter(any)
+    at = sorted(draw(st.sets(st.integers(1, 150), max_size=2)))
+    settings: dict[str, Any] = {"weights": draw(one), "end": draw(ends)}
+    if at and settings["end"] != "redistribute":
+        points = {position: draw(one) for position in (0, *at)}
+        change = draw(st.sampled_from(["steps", "linear"]))
+        settings["weights"] = zp.MixtureSchedule(points, change=change, ramp_steps=draw(st.integers(1, 9)))
+    if draw(st.booleans()):
+        settings |= {"weights_in": "tokens", "mean_tokens": [_MEANS[name] for name in names]}
+    return names, settings
+
+
+@examples(0.5)
+@given(
+    old=mixtures(st.sampled_from(["repeat", "repeat", "stop", "epochs", "redistribute"])),
+    new=mixtures(st.just("repeat")),
+    lanes=st.integers(1, 3),
+    chunk=st.integers(1, 11),
+    batches=st.integers(1, 60),
+)
+def test_what_the_error_proposes_is_accepted_whatever_changed(
+    old: tuple[str, dict[str, Any]], new: tuple[str, dict[str, Any]], lanes: int, chunk: int, batches: int
+) -> None:
+    """Datasets that join, leave or change places, lines, tokens, ends: what is written is accepted as it stands."""
+
+    def line(names: str, settings: dict[str, Any]) -> zp.Pipeline:
+        datasets = [zp.Dataset.from_list(name, rows(60, first={"a": 0, "b": 1000, "c": 2000}[name])) for name in names]
+        source = zp.StaticMixture(datasets, **{"seed": 4, "chunk_size": chunk, **settings})
+        return zp.Pipeline(source).batch(3).options(canonical_replicas=lanes, runner="inline", dp_degree=1)
+
+    new = new[0], {**new[1], "end": old[1]["end"]}
+    try:
+        before, after = line(*old).take(batches), line(*new)
+    except zp.errors.ConfigError:  # an end that bears no such weights
+        assume(False)
+    delivered = ids(before)
+    state = saved(before)
+    length = before._definition.source.length(0)
+    assume(length is None or len(delivered) + 3 * lanes < length)  # no lane gave the short batch of its end
+    try:
+        after.load_state_dict(state, allow=_ALLOW)
+    except zp.errors.CheckpointError as error:
+        text = str(error)
+    else:
+        return
+    schedule = proposed(text)
+    if schedule is None:
+        assert old[1]["end"] != "repeat"
+        return
+    order = re.search(r"with the datasets (.*?) in this order", text)
+    names = "".join(eval(f"[{order[1]}]")) if order else new[0]
+    settings = {"weights": schedule, "end": old[1]["end"]}
+    if ", in tokens" in text:
+        means = re.search(r"mean_tokens=(\{.*?\})", text)
+        settings |= {"weights_in": "tokens", "mean_tokens": eval(means[1]) if means else [_MEANS[n] for n in names]}
+    whole = ids(line(names, settings).take(batches + 20))
+    assert whole[: len(delivered)] == delivered
+    gone_on = line(names, settings).take(20)
+    gone_on.load_state_dict(state, allow=_ALLOW)
+    assert ids(gone_on) == whole[len(delivered) :]
+    assert {name for name, weight in schedule.points[-1][1].items() if weight} <= set(new[0])

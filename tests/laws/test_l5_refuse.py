@@ -234,6 +234,46 @@ def test_what_comes_before_it_may_change_with_leave_until_it_shows() -> None:
         next(iter(other))
 
 
+def test_all_fields_of_a_dataset_or_a_step_may_be_allowed_together() -> None:
+    """`datasets.alpha` is all of that dataset, and of no other whose name begins so."""
+    datasets = (Rows("alpha", (40, 30)), Rows("alpha.two", (30,), 1))
+    state = state_after(recipe_of(datasets=datasets), 5)
+    other = recipe_of(datasets=(Rows("alpha", (30, 30, 10)), Rows("alpha.two", (30,), 1)))
+    check_goes_on(other, state, ["datasets.alpha"])
+    second = recipe_of(datasets=(datasets[0], Rows("alpha.two", (20, 10), 1))).build()
+    for allow in (["datasets.alpha"], ["datasets"], ["datasets.alpha.two.rows"], [""]):
+        with pytest.raises(CheckpointError, match=r"(?m)^  datasets\.alpha\.two\.hash: ") as caught:
+            second.load_state_dict(state, allow=allow)
+        assert "datasets.alpha.two.shards" in str(caught.value)
+    second.load_state_dict(state, allow=["datasets.alpha.two"])
+    pack = recipe_of({"pack": Step("pack", (8, "best_fit"))}).build()
+    pack.load_state_dict(state_after(recipe_of(), 5), allow=["pack"])
+
+
+def test_what_was_allowed_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Also by the pipelines that are made of the one that loaded the state; what they allow besides is new."""
+
+    def said() -> list[str]:
+        found = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return [text.split(":")[0] for text in found if "allow" in text]
+
+    state = state_after(recipe_of(), 5)
+    loaded = CHANGES["buffer_size"][0].build()
+    loaded.load_state_dict(state, allow=["shuffle.buffer_size", "flush_every_k_chunks", "nothing"])
+    assert said() == [
+        "allowed change of shuffle.buffer_size",
+        "allow='flush_every_k_chunks' names no field that differs",
+        "allow='nothing' names no field that differs",
+    ]
+    list(loaded.take(2))
+    assert said() == []
+    list(loaded.options(flush_every_k_chunks=4).take(2))
+    assert said() == ["allowed change of flush_every_k_chunks"]
+    loaded.load_state_dict(state, allow=["shuffle"])
+    assert said() == ["allowed change of shuffle.buffer_size"]
+
+
 def test_an_explicit_number_of_lanes_is_kept_for_life() -> None:
     state = state_after(recipe_of(), 4)
     for lanes in (1, 3, 4):

@@ -157,7 +157,7 @@ def test_strict_names_the_dry_dataset() -> None:
     assert len(emitted.groups) + 5 == at + 1  # all that came before is delivered or held
     step.open(0, KEY)
     assert step.push(0, [(0, 1, 2), (1, 1, 0), (2, 1, 0)]).failure is None
-    assert step.flush(0).failure is None  # what is held at a flush is let go, shares or not
+    assert step.flush(0).failure is None  # what is held at a lane's end is let go, shares or not
 
 
 def records_of(name: str, count: int, first: int) -> zp.Dataset:
@@ -213,9 +213,47 @@ def test_drift_is_counted_and_comes_back_on_a_resume() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_strict_in_a_pipeline_ends_the_lane_with_an_error(workers: int) -> None:
-    line = on(line_of(8, strict=True), workers)
+    line = on(line_of(8, strict=True).options(flush_every_k_chunks=0), workers)
     with pytest.raises(zp.errors.DataError, match=r"operator 'ensure_mixture', .*dataset 'b' has run dry"):
         list(line.take(500))
+
+
+@pytest.mark.parametrize("window", [None, 1, 1000])
+def test_strict_wants_no_windows(window: int | None) -> None:
+    """At the end of each all that is held would go, in turn or not, and shares would drift without an error."""
+    line = line_of(60, strict=True).options(flush_every_k_chunks=window)
+    for use in (line.explain, line.state_dict, lambda: next(iter(line))):
+        with pytest.raises(zp.errors.ConfigError, match=r"'ensure_mixture'.*strict=True.*flush_every_k_chunks=0"):
+            use()
+    assert "strict=True" in line.options(flush_every_k_chunks=0).explain()
+
+
+@given(
+    weights=st.lists(st.integers(1, 5), min_size=2, max_size=2),
+    size=st.integers(1, 80),
+    window=st.one_of(st.none(), st.integers(0, 8)),
+)
+def test_strict_shares_hold_until_the_error_or_the_end(weights: list[int], size: int, window: int | None) -> None:
+    """Whatever the source draws and the buffer holds: no delivered prefix of a lane drifts, or nothing runs at all."""
+    settings: dict[str, Any] = {"weights": weights, "shares": {"a": 1, "b": 1}, "strict": True}
+    found: dict[int, list[int]] = {0: [0, 0], 1: [0, 0]}
+    try:
+        for batch in line_of(size, **settings).options(flush_every_k_chunks=window).take(150):
+            for i in ids([batch]):
+                found[batch.lane_id][i >= 10_000] += 1
+                assert abs(found[batch.lane_id][0] - found[batch.lane_id][1]) <= 1
+    except zp.errors.DataError:
+        assert window == 0  # it has run dry
+    except zp.errors.ConfigError:
+        assert window != 0
+
+
+def test_strict_lets_the_rest_go_at_a_lanes_end_and_counts_it() -> None:
+    source = zp.StaticMixture([records_of("a", 60, 0), records_of("b", 40, 10_000)], [1, 1], end="redistribute")
+    line = zp.Pipeline(source).ensure_mixture(buffer_size=30, strict=True).batch(5)
+    line = line.options(canonical_replicas=1, flush_every_k_chunks=0, runner="inline")
+    assert len(ids(line)) == 100
+    assert line.counts()["noted"] == {0: {"ensure_mixture.out_of_turn": 19}}
 
 
 def test_nothing_is_lost_at_windows_and_ends() -> None:
@@ -244,6 +282,8 @@ def test_behind_pack_a_sequence_is_of_its_first_document() -> None:
 def test_explain_and_settings() -> None:
     text = line_of().explain()
     assert "'ensure_mixture' buffer_size=60 unit=samples strict=False weights=1:1" in text
+    assert "    shares are held within a window of 16,000 pointers: at its end up to 60 held records go, " in text
+    assert "shares are held along the whole" in line_of().options(flush_every_k_chunks=0).explain()
     assert re.search(r"^  held +60 records +'ensure_mixture'$", text, re.MULTILINE)
     state = saved(line_of())
     with pytest.raises(zp.errors.CheckpointError, match=r"ensure_mixture\.buffer_size: the state has 60"):

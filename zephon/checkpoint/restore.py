@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import Any
 
 import msgspec
 
@@ -11,22 +13,53 @@ from zephon.errors import CheckpointError
 from zephon.flow.held import read_held
 from zephon.flow.progress import Counts, LaneState
 from zephon.ops.accumulator import Accumulator
-from zephon.plan.fingerprint import Difference, Fingerprint, differences, is_code
+from zephon.plan.fingerprint import Difference, Fingerprint, Words, differences, group_of, is_code, short
 from zephon.plan.graph import Plan
 from zephon.plan.limits import save_every
 from zephon.work.continued import check_continues
+from zephon.work.past import in_tokens, state_means
 from zephon.work.source import MAX_POSITION, WorkSource
 from zephon.work.static_mixture import StaticMixture
 
 
-def check_definition(state: State, fingerprint: Fingerprint, allow: Iterable[str]) -> list[str]:
+class Allowed:
+    """Fields of the definition that may differ, or groups of them (`datasets.web`); what was said of it is said once.
+
+    A pipeline shares it with those that are made from it: each is checked, and says only what is new.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.names = frozenset(names)
+        self._said: set[str] = set()
+
+    def __contains__(self, field: str) -> bool:
+        return field in self.names or group_of(field) in self.names
+
+    def unused(self, fields: Iterable[str]) -> list[str]:
+        """Names that are neither one of these fields nor a group of them."""
+        return sorted(self.names - {name for field in fields for name in (field, group_of(field))})
+
+    def new(self, notices: Iterable[str]) -> list[str]:
+        """Those that were not said yet."""
+        found = [notice for notice in notices if notice not in self._said]
+        self._said.update(found)
+        return found
+
+
+def check_definition(state: State, fingerprint: Fingerprint, source: WorkSource, allowed: Allowed) -> list[str]:
     """Refuses a definition that differs from the state's, field by field; returns notices of what was let pass.
 
     Raises CheckpointError. Hashes of code made by another minor version of Python cannot be compared: a notice.
+    `fingerprint` is that of a pipeline with this source.
     """
-    allowed = set(allow)
     found = differences(state.fingerprint, fingerprint)
-    unknown = allowed - {difference.field for difference in found}
+    if isinstance(source, StaticMixture):
+        was = state.fingerprint.get("source")
+        means = dict(zip(source.shares.names, source.shares.means, strict=True)) if source.shares.means else None
+        for difference in found:
+            field = difference.field
+            difference.was = _as_given(field, difference.was, was, state_means(was) if isinstance(was, dict) else None)
+            difference.now = _as_given(field, difference.now, fingerprint["source"], means)
     pythons = (state.fingerprint.get("python"), fingerprint.get("python"))
     refused: list[Difference] = []
     notices = []
@@ -37,7 +70,8 @@ def check_definition(state: State, fingerprint: Fingerprint, allow: Iterable[str
             notices.append(f"{difference.field} cannot be compared between Python {pythons[0]} and {pythons[1]}")
         else:
             refused.append(difference)
-    notices += [f"allow={name!r} names no field that differs" for name in sorted(unknown)]
+    unused = allowed.unused(difference.field for difference in found)
+    notices += [f"allow={name!r} names no field that differs" for name in unused]
     if refused:
         lines = "\n  ".join(map(str, refused))
         names = [difference.field for difference in refused]
@@ -45,7 +79,7 @@ def check_definition(state: State, fingerprint: Fingerprint, allow: Iterable[str
             f"this pipeline is not the one that wrote the state:\n  {lines}\nmake them equal, or accept a change with "
             f"load_state_dict(state, allow={names!r})"
         )
-    return notices
+    return allowed.new(notices)
 
 
 _HELD = (
@@ -88,6 +122,21 @@ def _rows(names: list[list[str]]) -> str:
     return ", then behind operators ".join(", ".join(f"'{name}'" for name in row) for row in names) or "none"
 
 
+def _as_given(field: str, value: Any, source: Any, means: Mapping[str, Fraction] | None) -> Any:
+    """What differs of weights in tokens, with what the user gave: compared are weights of samples, and measured means.
+
+    means: the mean tokens by which this side's weights were divided, as far as they are known.
+    """
+    if not means:
+        return value
+    if field == "source.mean_tokens":
+        shown = {name: round(float(mean), 2) for name, mean in means.items()}
+        return Words(f"{shown}, {'measured' if isinstance(source.get('mean_tokens'), list) else 'given'}")
+    if field == "source.weights" and isinstance(value, dict) and source.get("change") != "linear":
+        return Words(f"{short(value)} in samples, {short(in_tokens(value, means))} in tokens")
+    return value
+
+
 def check_source(state: State, source: WorkSource, plan: Plan) -> None:
     """Raises CheckpointError where weights or datasets differ over what was read, though `allow` names them."""
     was = state.fingerprint.get("source")
@@ -95,7 +144,14 @@ def check_source(state: State, source: WorkSource, plan: Plan) -> None:
         window = int(state.fingerprint.get("flush_every_k_chunks") or 0) * source.chunk_size
         if not window and plan.regroups:  # then the next place is the next state of the accumulators
             window = save_every(plan, source.chunk_size)
-        check_continues(source, was, state.canonical_replicas, _rows_read(state, window or 1, source.chunk_size))
+        rows = _rows_read(state, window or 1, source.chunk_size)
+        check_continues(source, was, _sizes(state), state.canonical_replicas, rows)
+
+
+def _sizes(state: State) -> dict[str, int]:
+    """Rows of the state's datasets by name, where it has them one by one."""
+    table: dict[str, Any] = state.fingerprint.get("datasets") or {}
+    return {name: int(fields["rows"]) for name, fields in table.items() if "rows" in fields and "number" not in fields}
 
 
 def check_held(state: State, source: WorkSource, plan: Plan) -> None:

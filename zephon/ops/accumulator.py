@@ -197,6 +197,9 @@ class Accumulator(Node):
         kind = type(self)
         return kind.state is not Accumulator.state and kind.load is not Accumulator.load
 
+    def check_windows(self, flush_every: int) -> None:
+        """Raises ConfigError where it does not work with flushes of a lane every so many chunks; 0: at its end only."""
+
     def group_length(self, group: list[Part]) -> int:
         """The measured length of a built group."""
         return sum(stop - start for _, start, stop in group)

@@ -33,7 +33,8 @@ class EnsureMixture(Accumulator):
     dataset's share to within a few records (of tokens: a few of the longest). A dataset that stays behind for longer
     has run dry. Then, by default, the one that is next in line goes in its place, and is counted as `out_of_turn`, also
     when what is held is let go at a flush; the dry one is owed its share, and catches up when it comes. `strict`: it
-    is an error instead that names the dataset, but not at a flush.
+    is an error instead that names the dataset; only at a lane's end what is held still goes, and is counted. So there
+    must be no flush before: it wants flush_every_k_chunks=0.
     """
 
     method = "ensure_mixture"
@@ -65,6 +66,15 @@ class EnsureMixture(Accumulator):
     def settings(self) -> dict[str, Any]:
         fields = {f: getattr(self, f) for f in ("weights", "buffer_size", "unit", "strict")}
         return {"type": self.method, **fields, **({"field": self.field} if self.measures else {})}
+
+    def check_windows(self, flush_every: int) -> None:
+        if self.strict and flush_every:
+            raise ConfigError(
+                f"'{self.name or self.method}' has strict=True and flush_every_k_chunks={flush_every}: at the end of "
+                f"each window up to {self.buffer_size:,} held records go, in turn or not, and shares would drift "
+                "without an error; say options(flush_every_k_chunks=0), which flushes at a lane's end only, or "
+                "strict=False, which counts what goes out of turn"
+            )
 
     def measure(self, record: Record) -> int:
         """Tokens; a packed sequence counts with its padding."""
@@ -213,7 +223,9 @@ def _of_source(mixture: StaticMixture | None, unit: str) -> list[Any]:
     if any(exact != shares.points[0][1] for _, exact in shares.points):
         raise ConfigError(
             "ensure_mixture: the source's weights change along the pass (MixtureSchedule), and a lane's buffer does "
-            "not know where it is in it; give weights="
+            "not know where it is in it; give weights= that hold all along, or leave it out and let the source make up "
+            "for what is dropped: StaticMixture(weights_in='tokens', mean_tokens=what a row of each dataset gives, in "
+            "tokens or in samples)"
         )
     if shares.unit != unit:
         raise ConfigError(

@@ -44,7 +44,7 @@ def explain(plan: Plan, topology: Topology, source: WorkSource, options: Options
     """
     sections = {
         "source": _source(source, topology),
-        "stages": _stages(plan),
+        "stages": _stages(plan, source),
         "lanes": _lanes(plan, topology, options),
         "restart": _restart(plan, source),
         "memory, for each lane of this group": _memory(plan, topology, source, options),
@@ -129,7 +129,12 @@ def _length(source: WorkSource, num_lanes: int) -> list[str]:
     """How long a pass is, in samples and in chunks a lane."""
     length = source.length(0)
     if length is None:
-        return [f"a pass is endless; every dataset has come round once after {source.epoch_length(0):,} samples"]
+        never: list[str] = getattr(source, "unfinished", [])
+        line = f"a pass is endless; every dataset has come round once after {source.epoch_length(0):,} samples"
+        if not never:
+            return [line]
+        shown = ", ".join(map(repr, never[:_SHOWN_CHANGES])) + (", ..." if len(never) > _SHOWN_CHANGES else "")
+        return [f"{line}, but for {shown}: weight 0 before all rows are read"]
     line = f"a pass is {length:,} samples (pointers)"
     size = getattr(source, "chunk_size", None)
     if size is None:
@@ -140,17 +145,34 @@ def _length(source: WorkSource, num_lanes: int) -> list[str]:
     return [f"{line}: {chunks} chunks of at most {size:,} for each of {_many(num_lanes, 'lane')}"]
 
 
-def _stages(plan: Plan) -> list[str]:
+def _stages(plan: Plan, source: WorkSource) -> list[str]:
     lines = []
     for number, stage in enumerate(plan.stages):
         lines.append(f"stage {number}, {_many(stage.parallelism, 'worker')}: {stage.why}")
         lines += [f"  {line}" for line in _pool(stage, number)]
-        lines += [f"  then, lane by lane: {_named(accumulator)}" for accumulator in stage.accumulators]
+        for accumulator in stage.accumulators:
+            lines.append(f"  then, lane by lane: {_named(accumulator)}")
+            lines += [f"    {line}" for line in _held_shares(accumulator, plan, source)]
     size, name = plan.batch.size, plan.batch.name or "batch"
     rest = "is dropped and counted" if plan.batch.drop_last else "is a shorter batch"
     lines.append(f"'{name}': {_many(size, 'sample')} of one lane; what is left at a lane's end {rest}")
     lines += [f"  then, batch by batch: {_named(formatter)}" for formatter in plan.formatters]
     return lines
+
+
+def _held_shares(accumulator: Accumulator, plan: Plan, source: WorkSource) -> list[str]:
+    """What a window does to shares that are held."""
+    if not isinstance(accumulator, EnsureMixture):
+        return []
+    rest = f"up to {accumulator.buffer_size:,} held records go, in turn or not (noted)"
+    if not plan.flush_every:
+        return [f"shares are held along the whole lane; only at its end {rest}"]
+    window = _window(plan, source)
+    size = f"{window:,} pointers" if window is not None else f"{plan.flush_every} chunks"
+    return [
+        f"shares are held within a window of {size}: at its end {rest};",
+        "flush_every_k_chunks=0 holds them along the whole lane",
+    ]
 
 
 def _pool(stage: StagePlan, number: int) -> Iterator[str]:

@@ -106,10 +106,19 @@ class Difference:
         self.field, self.was, self.now = field, was, now
 
     def __str__(self) -> str:
-        return f"{self.field}: the state has {_short(self.was)}, this pipeline {_short(self.now)}"
+        return f"{self.field}: the state has {short(self.was)}, this pipeline {short(self.now)}"
 
 
-ABSENT = "(absent)"
+class Words(str):
+    """A value in words: shown as it stands."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+ABSENT = Words("(absent)")
 
 
 def differences(was: Fingerprint, now: Fingerprint) -> list[Difference]:
@@ -140,11 +149,17 @@ def _flat(value: Fingerprint) -> dict[str, Any]:
     return flat
 
 
+def group_of(field: str) -> str:
+    """What the field is one of: `datasets.web` of `datasets.web.rows`, `clean` of `clean.code`; else itself."""
+    return field.rpartition(".")[0] or field
+
+
 def is_code(difference: Difference) -> bool:
     """Whether both values are hashes of code."""
     return all(isinstance(value, str) and value.startswith("code ") for value in (difference.was, difference.now))
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value in at most 120 characters, but for words."""
     text = repr(value)
-    return text if len(text) <= 120 else text[:117] + "..."
+    return text if isinstance(value, Words) or len(text) <= 120 else text[:117] + "..."

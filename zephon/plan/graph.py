@@ -87,6 +87,8 @@ def make_plan(nodes: Sequence[Node], options: Options, losses: Sequence[str], wo
         )
     if every is None:
         every = DEFAULT_FLUSH_EVERY if regroups else 0
+    for accumulator in (a for stage in stages for a in stage.accumulators):
+        accumulator.check_windows(every)
     return Plan(stages, batch or Batch(1), formatters, regroups, every, _reasons(stages, batch, losses), _notes(stages))
 
 

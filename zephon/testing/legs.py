@@ -52,7 +52,7 @@ def prepare(pipeline: Pipeline, num_lanes: int) -> Pipeline:
     if not pipeline._definition.options.data.deterministic:
         raise ConfigError("deterministic=False gives up the order that this compares; verify with deterministic=True")
     new = pipeline._derive(limit=None)
-    new._inherited = (None, ())
+    new._inherited = (None, None)
     topology = {"world_size": None, "global_rank": None, "dp_degree": 1, "dp_group_id": 0}
     return new.options(canonical_replicas=num_lanes, runner="inline", parallelism=1, output="numpy", **topology)
 

@@ -297,7 +297,7 @@ def _hold_shares(draw: st.DrawFn, recipe: Recipe, chain: list[Step], failing: Fa
     is_counted, is_strict = draw(st.booleans()), draw(st.booleans())
     if tokenized and is_counted:
         at, settings["unit"] = tokenized[0] + 1, "tokens"
-    if failing == "maybe":
+    if failing == "maybe" and recipe.options["flush_every_k_chunks"] == 0:  # it wants no windows
         settings["strict"] = is_strict
     chain.insert(at, Step("ensure_mixture", (), settings))
 

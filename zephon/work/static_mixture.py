@@ -181,6 +181,13 @@ class StaticMixture(FlatSource):
     def epoch_length(self, pass_index: int) -> int:
         return one_round(self._laid.merge, self._laid.rows, self._laid.length)
 
+    @property
+    def unfinished(self) -> list[str]:
+        """Datasets that an endless pass never reads to their end: those whose weight is 0 from some position on."""
+        if self._laid.length is not None:
+            return []
+        return [self.shares.names[self._laid.drawn[c]] for c in never_complete(self._laid.merge, self._laid.rows, 1)]
+
     def fingerprint(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
             "type": type(self).__name__,
