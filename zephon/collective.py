@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from zephon.checkpoint.merge import merge_states
+from zephon.checkpoint.merge import join_states
 from zephon.errors import CheckpointError, ConfigError, describe
 from zephon.options import TopologyOptions
 from zephon.plan.lanes import Topology
@@ -228,6 +228,6 @@ def _joined(heard: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
             return {"error": f"rank {rank} has no state for checkpoint(): {message['error']}"}
     ranks = sorted(heard)
     try:
-        return {"state": merge_states(heard[rank]["state"] for rank in ranks)}
+        return {"state": join_states((heard[rank]["state"] for rank in ranks), owned=True)}
     except CheckpointError as error:
         return {"error": f"the states of ranks {ranks}, counted from 0, do not make one: {error}"}

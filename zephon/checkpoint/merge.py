@@ -18,6 +18,11 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     Raises CheckpointError where the states are of different runs, where a lane has two places, or where lanes are
     missing.
     """
+    return join_states(states, owned=False)
+
+
+def join_states(states: Iterable[Mapping[str, Any]], owned: bool) -> dict[str, Any]:
+    """See `merge_states`. owned: every state has the lanes alone that its group owns, also where it has not begun."""
     read = [read_state(state) for state in states]
     if not read:
         raise CheckpointError("merge_states got no state; pass the state of every group")
@@ -26,7 +31,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     fresh: dict[int, LaneState] = {}
     for number, state in enumerate(read):
         _same_run(first, state, number)
-        if not any(map(_has_begun, state.lanes.values())):  # it has all lanes, not only its own
+        if not owned and not any(map(_has_begun, state.lanes.values())):  # it may have all lanes
             fresh |= state.lanes
             continue
         for lane, place in state.lanes.items():
