@@ -63,7 +63,7 @@ def _are_keys(dicts: list[dict[Any, Any]]) -> bool:
     keys = list(chain.from_iterable(dicts))
     while tuple in (kinds := set(map(type, keys))):
         keys = [*chain.from_iterable(key if type(key) is tuple else (key,) for key in keys)]
-    return kinds <= _ATOMS and not any(key != key for key in keys)
+    return kinds <= _ATOMS and (float not in kinds or not any(key != key for key in keys))
 
 
 def _reasons(value: Any, path: Path, seen: dict[int, Path]) -> Iterator[str]:
