@@ -166,7 +166,7 @@ class Unsorted(Limit):
     [
         (lambda: OneForAll(1), "two instances with the same key let different things go|remembers|across lanes"),
         (lambda: Forgets(1), "does not go on where its state was taken"),
-        (lambda: Unsorted(1), r"raised in state\(\): .*of type set would come back as a list"),
+        (lambda: Unsorted(1), r"raised in state\(\): .*of type set, which would come back as a list"),
         (
             lambda: Chance(1),
             "let different things go; let the machine decide by its state and the keys of records alone, ",
@@ -820,11 +820,14 @@ class ReadsMore(Pack):
         (LiveState, "changes a state that it gave away"),
         (
             OddPlain,
-            r"Held\.plain is no plain data: a value of type object would come back as something else, or not at all",
+            r"Held\.plain is of type object, which would come back as something else, or not at all",
         ),
-        (SetInPlain, r"Held\.plain is no plain data: a value of type set would come back as a list; give None, bools"),
-        (TupleInPlain, "a value of type tuple would come back as a list"),
-        (TooLargeInPlain, r"Held\.plain is no plain data: can't serialize ints"),
+        (
+            SetInPlain,
+            r"Held\.plain\['seen'\]\[1\]\['names'\]\[0\] is of type set, which would come back as a list; give None",
+        ),
+        (TupleInPlain, "is of type tuple, which would come back as a list"),
+        (TooLargeInPlain, r"Held\.plain\['hash'\] is a whole number beyond 64 bits"),
         (NotHeld, r"state\(\) returned dict: a zephon\.Held is wanted"),
         (HoldsOthers, "holds .*: refs or parts are wanted"),
         (lambda: OtherCollate(8), r"another batch from collate\(\)"),
@@ -838,8 +841,8 @@ def test_broken_accumulators(make: Callable[[], Accumulator], message: str) -> N
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (SetInPlain, "Held.plain is no plain data: a value of type set would come back as a list"),
-        (TooLargeInPlain, "Held.plain is no plain data: can't serialize ints"),
+        (SetInPlain, "Held.plain['seen'][1]['names'][0] is of type set, which would come back as a list"),
+        (TooLargeInPlain, "Held.plain['hash'] is a whole number beyond 64 bits"),
         (NotHeld, "state() returned dict: a zephon.Held is wanted"),
     ],
 )

@@ -382,6 +382,54 @@ def test_a_field_that_does_not_match_its_tokens_is_an_error_of_that_record(numbe
         next(iterator)
 
 
+LOST: list[tuple[Any, Any]] = [
+    ([1e300, 2.0, 3.0], np.float32(0)),
+    ([np.inf, 2.0, -1e39], np.float32(0)),
+    (np.array([1, 7e4, 3], np.float32), np.float16(0)),
+    ([1, 70_000, 3], np.float16(0)),
+    ([1, 2049, 3], np.float16(0)),
+    ([2**24 + 1, 2, 3], np.float32(0)),
+    ([2**53 + 1, 2, 3], 0.0),
+    ([-(2**53) - 1, 2, 3], 0.0),
+    ([2**63 - 1, 2, 3], 0.0),
+    (np.array([2**64 - 1, 2, 3], np.uint64), 0.0),
+    (np.array([2**63, 2, 3], np.uint64), 0),
+    ([-1, 2, 3], np.uint64(0)),
+    ([1.0, 2.0, 3.0], 0),
+    ([np.nan, 1.0, 0.0], False),
+]
+HELD: list[tuple[Any, Any]] = [
+    ([0.1, 1e-300, 3.0], np.float32(0)),
+    ([np.inf, np.nan, -np.inf], np.float32(0)),
+    ([3.4028235e38, 2.0, 3.0], np.float32(0)),
+    ([2048, -4096, 65_504], np.float16(0)),
+    ([2**53, -(2**63), 2**60], 0.0),
+    (np.array([2**63, 2, 3], np.uint64), np.float32(0)),
+    ([True, False, True], np.float16(0)),
+    ([True, False, True], np.int8(0)),
+    (np.array([1, 2, 3], ">i4"), np.int64(0)),
+    (np.array([1, 2, 3], ">i4"), np.float32(0)),
+    ([-128, 127, 0], np.int8(0)),
+    ([1.0, 0.0, 1.0], False),
+]
+
+
+@pytest.mark.parametrize(("values", "pad"), LOST)
+def test_values_that_the_dtype_of_a_field_would_change_are_an_error(values: Any, pad: Any) -> None:
+    line = on(pipeline([{"input_ids": [1, 2, 3], "w": values}]).pack(3, fields={"w": pad}), 0)
+    dtypes = f"'w' holds {np.asarray(values).dtype} values that do not fit {np.asarray(pad).dtype}"
+    with pytest.raises(zp.errors.OperatorError, match=rf"'pack' failed on lane 0, dataset 'toy'.*row 0: .*{dtypes}"):
+        list(line)
+
+
+@pytest.mark.parametrize(("values", "pad"), HELD)
+def test_values_that_fit_the_dtype_of_a_field_are_packed(values: Any, pad: Any) -> None:
+    (sample,) = on(pipeline([{"input_ids": [1, 2, 3], "w": values}]).pack(4, fields={"w": pad}), 0)
+    (row,) = sample["w"]
+    assert row.dtype == np.asarray(pad).dtype
+    assert canonical_bytes(row) == canonical_bytes(np.array([*np.asarray(values), pad]).astype(row.dtype))
+
+
 def two(**settings: Any) -> zp.Pipeline:
     """Documents of three datasets, told by their tokens: 1, 2, 3."""
     sets = [zp.Dataset.from_list(name, [{"input_ids": [i] * n} for n in (1, 2, 3, 4) * 6]) for i, name in NAMES]

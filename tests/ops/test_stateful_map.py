@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import datetime
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -182,6 +186,24 @@ def test_what_a_key_raises_names_the_record(workers: int) -> None:
         list(batches)
 
 
+NANS = [math.nan, ("x", math.nan), (1, ("y", (np.float32("nan"),))), np.float64("nan")]
+
+
+@pytest.mark.law("L1")
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("key", NANS, ids=repr)
+def test_a_key_that_is_nan_is_refused_with_its_record(key: Any, workers: int) -> None:
+    """One NaN is not another, so a dict finds it by identity: not the same under every runner."""
+    line = on(pipeline(9).stateful_map(Limit(2), key=lambda r: key if r["id"] == 4 else 0.5, name="m"), workers)
+    with pytest.raises(DataError, match=r"operator 'm'.*row 4: the key is or holds NaN"):
+        list(line.batch(2))
+
+
+def test_an_answer_may_be_nan() -> None:
+    (batch,) = pipeline(1).stateful_map(Answers([math.nan]), key=by_id, into="x").batch(1).options(runner="inline")
+    assert np.isnan(batch["x"]).tolist() == [True]
+
+
 @pytest.mark.parametrize(
     "value",
     [None, True, 0, -(2**63), 2**64 - 1, 1.5, "", "text", "é" * 512, b"raw", (), (1, "a", (b"b", None)), "x" * 1024],
@@ -254,12 +276,38 @@ def test_a_state_that_push_cannot_change() -> None:
 KEY = Key(1, 0, 0, 0, "m")
 
 
-@pytest.mark.parametrize("state", [{1, 2}, {"a": {1}}, [(1, 2)], {"a": object()}, [2**70]])
-def test_a_state_that_is_no_plain_data(state: Any) -> None:
-    operator = StatefulMap(Fixed(state), by_id, name="m")
-    operator.open(0, KEY)
-    with pytest.raises(DataError, match=r"the machine's state cannot be kept: .* give Fixed `state` and `load`"):
-        operator.state(0)
+@dataclasses.dataclass
+class Point:
+    x: int = 0
+
+
+TWICE: list[int] = []
+
+
+@pytest.mark.law("L3")
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (collections.Counter(a=1), r"state is of type Counter"),
+        (collections.defaultdict(int), r"state is of type defaultdict"),
+        (Point(), r"state is of type Point"),
+        ({"groups": {1: {2}}}, r"state\['groups'\]\[1\] is of type set"),
+        ({"groups": {1: [(1, 2)]}}, r"state\['groups'\]\[1\]\[0\] is of type tuple"),
+        ({"t": datetime.datetime(2020, 1, 1)}, r"state\['t'\] is of type datetime"),
+        ({"a": TWICE, "b": TWICE}, r"state\['a'\] and state\['b'\] are one list"),
+        ([{"n": 2**70}], r"state\[0\]\['n'\] is a whole number beyond 64 bits"),
+    ],
+)
+def test_a_state_that_would_not_come_back_stops_the_lane(
+    state: Any, says: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LEAST_SAVE_POINTERS", 5)
+    line = pipeline(2000).stateful_map(Fixed(state), key=by_id, name="m", max_held=1).batch(2)
+    with pytest.raises(
+        DataError, match=rf"operator 'm', lane 0, at a state: .*{says}.*; give Fixed `state` and `load`"
+    ):
+        list(on(line.options(canonical_replicas=1, flush_every_k_chunks=0), workers))
 
 
 def test_a_state_that_is_too_large_is_told_with_its_size() -> None:

@@ -21,6 +21,16 @@ def tokens(*rows: list[int], **fields: list[Any]) -> list[dict[str, Any]]:
     ]
 
 
+def ragged(*ids: Any) -> list[dict[str, Any]]:
+    """Records of these ids as they are."""
+    return [{"input_ids": each} for each in ids]
+
+
+def equal(ids: Any) -> list[dict[str, Any]]:
+    """Records whose ids are one array in a batch."""
+    return ragged(*ids)
+
+
 def one(rows: list[dict[str, Any]], **settings: Any) -> zp.Batch:
     (batch,) = list(on(pipeline(rows).batch(len(rows)).to_training(**settings), 0))
     return batch
@@ -169,8 +179,67 @@ def test_settings_that_are_wrong(settings: dict[str, Any], words: str) -> None:
         (tokens([1, 2], segment_ids=[np.array([0, 1])]), "pads belong to its end"),
         (tokens([1, 2], [3], segment_ids=[np.array([1, 1, 1]), np.array([1])]), "field 'segment_ids' of sample 0"),
         (tokens([1, 2], [3, 4], num_pad=[3, 0]), "num_pad of sample 0"),
+        (ragged(np.array([1.0, 2.0]), [3, 4]), "field 'input_ids' of sample 0 .*float64"),
+        (equal(np.array([[1.5, 2.7], [3, 4]])), "field 'input_ids' of sample 0 .*float64"),
+        (equal(np.array([[True, False]])), "field 'input_ids' of sample 0 .*bool"),
+        (equal(np.array([[1], [2**63]], np.uint64)), r"field 'input_ids' of sample 1 .*larger than 2\^63 - 1"),
+        (tokens([1, 2], num_pad=[1.5]), r"num_pad of sample 0 of the batch is 1\.5, .* among 0 \.\. 2"),
+        (tokens([1, 2], [1, 2], num_pad=[0, 1.0]), "num_pad of sample 1"),
+        (tokens([1, 2], num_pad=[True]), "num_pad of sample 0 of the batch is True"),
+        (tokens([1, 2], num_pad=["1"]), "num_pad of sample 0 of the batch is '1'"),
+        (tokens([1, 2], num_pad=[-1]), "num_pad of sample 0 of the batch is -1"),
+        (tokens([1, 2], num_pad=[[0]]), r"num_pad of sample 0 of the batch is \[0\]"),
+        (tokens([1, 2], num_pad=[2**70]), "num_pad of sample 0"),
+        (tokens([1], [1, 2], position_ids=[[0], [0.5, 1]]), "'position_ids' of sample 1 .* float64.*one whole number"),
+        (tokens([1, 2], position_ids=[np.array([0.0, 1.0])]), "'position_ids' of sample 0 .* float64"),
+        (tokens([1, 2], position_ids=[np.array([True, False])]), "'position_ids' of sample 0 .* bool"),
+        (tokens([1, 2], position_ids=[np.array([0, 2**63], np.uint64)]), "'position_ids' of sample 0 .*beyond int64"),
+        (tokens([], [1], position_ids=[np.array([], str), [0]]), "'position_ids' of sample 0"),
+        (tokens([1, 2], segment_ids=[np.array([1.0, np.nan])]), "'segment_ids' of sample 0 .* float64"),
     ],
 )
 def test_batches_that_are_wrong(rows: list[dict[str, Any]], words: str) -> None:
-    with pytest.raises(zp.errors.DataError, match=words):
+    with pytest.raises(zp.errors.DataError, match=rf"(?s)operator 'batch', lane 0.*dataset 'toy'.*row 0.*{words}"):
         one(rows)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([[0.5, 1.0], zp.MISSING], "sample 1 of the batch has no field 'w'"),
+        ([zp.MISSING, np.array([1, 2], np.float32)], "sample 0 of the batch has no field 'w'"),
+        ([[0.5, 1.0], [2**53 + 1, 0]], "'w' of sample 1 .* int64.*float64"),
+        ([np.array([2**63 + 3, 1], np.uint64), [1, 2]], "'w' of sample 0 .* uint64.*float64"),
+    ],
+)
+def test_further_fields_that_are_wrong(values: list[Any], words: str) -> None:
+    rows: list[dict[str, Any]] = [{"input_ids": [1, 2], **({} if v is zp.MISSING else {"w": v})} for v in values]
+    with pytest.raises(zp.errors.DataError, match=rf"(?s)operator 'batch', lane 0.*row 0.*{words}"):
+        one(rows, fields=["w"])
+
+
+def test_further_fields_of_several_kinds_that_one_holds() -> None:
+    rows: list[dict[str, Any]] = [{"input_ids": [1, 2], "w": v} for v in ([0.5, 1.0], [2**53, 0], [True, False])]
+    assert one(rows, fields=["w"])["w"].tolist() == [[0.5, 1.0], [2.0**53, 0.0], [1.0, 0.0]]
+
+
+def test_ids_of_several_kinds_stay_as_they_are() -> None:
+    rows = ragged(np.array([2**53 + 1], np.uint64), np.array([2**53 + 1, -1]))
+    assert one(rows)["input_ids"].tolist() == [[2**53 + 1, 0], [2**53 + 1, -1]]
+
+
+def test_positions_and_segments_of_a_sample_without_tokens() -> None:
+    batch = one(tokens([], [1, 2], position_ids=[[], [5, 6]], segment_ids=[[], [1, 1]]), flatten=True)
+    assert batch["position_ids"].tolist() == [5, 6]
+    assert batch["position_ids"].dtype == np.int64
+
+
+@pytest.mark.parametrize("pads", [[1, 0], [np.int8(1), np.uint64(0)], [1, zp.MISSING]])
+def test_numbers_of_pads_of_any_whole_kind(pads: list[Any]) -> None:
+    rows: list[dict[str, Any]] = [{"input_ids": [1, 2], **({} if n is zp.MISSING else {"num_pad": n})} for n in pads]
+    assert one(rows)["cu_seqlens"].tolist() == [0, 1, 2, 4]
+
+
+def test_each_sample_tells_its_pads_in_its_own_way() -> None:
+    rows = [*tokens([1, 2, 0], segment_ids=[[1, 1, 0]]), *tokens([1, 0, 0], num_pad=[2])]
+    assert one(rows, flatten=True)["input_ids"].tolist() == [1, 2, 1]

@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from zephon.canonical import canonical_bytes
 from zephon.errors import ConfigError, describe
 from zephon.ops.base import Node, in_words
+from zephon.ops.plain import encode_plain
 from zephon.record import Record
 
 Ref = tuple[Any, int, int]
@@ -82,56 +83,21 @@ class Held(msgspec.Struct, frozen=True):
 
     `items`: refs or parts, (cursor, number, number), in an order that only the accumulator need understand. `plain`:
     whatever else it must know, as plain data: None, bools, numbers, text, bytes, lists and dicts of these, which come
-    back from msgpack as they were. Anything else is refused, see `check_plain`.
+    back from msgpack as they were. Anything else is refused, see `ops/plain.py`.
     """
 
     items: Sequence[tuple[Any, int, int]] = ()
     plain: Any = None
 
 
-_ATOMS: Final = frozenset((type(None), bool, int, float, str, bytes))
-
-
-def check_plain(value: Any) -> None:
-    """Raises TypeError where a value holds something that a state would give back as something else.
-
-    A set among them: its order is not the same in every process. A tuple may be a dict's key, but no value.
-    """
-    kind = type(value)
-    if kind is dict:
-        if not set(map(type, value)) <= _ATOMS:
-            for key in value:
-                _check_key(key)
-        value = value.values()
-    elif kind is not list:
-        if kind not in _ATOMS:
-            back = "a list" if kind in (tuple, set, frozenset) else "something else, or not at all"
-            raise TypeError(f"a value of type {kind.__name__} would come back as {back}")
-        return
-    if not set(map(type, value)) <= _ATOMS:  # most lists and dicts hold these alone, and are seen through at once
-        for item in value:
-            check_plain(item)
-
-
-def _check_key(key: Any) -> None:
-    if type(key) is tuple:
-        for item in key:
-            _check_key(item)
-    else:
-        check_plain(key)
-
-
 def check_held(held: object) -> Held:
-    """What `state` returned, if it is a Held that a state carries. Raises TypeError, or what msgpack says."""
+    """What `state` returned, if it is a Held that a state carries. Raises TypeError."""
     if not isinstance(held, Held):
         raise TypeError(f"state() returned {type(held).__name__}: a zephon.Held is wanted")
     try:
-        check_plain(held.plain)
-        msgspec.msgpack.encode(held.plain)  # a number beyond 64 bits, half a surrogate pair
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise TypeError(
-            f"Held.plain is no plain data: {error}; give None, bools, numbers, text, bytes, lists and dicts of these"
-        ) from error
+        encode_plain(held.plain, "Held.plain")
+    except TypeError as error:
+        raise TypeError(f"{error}; give None, bools, numbers, text, bytes, lists and dicts of these") from error
     return held
 
 

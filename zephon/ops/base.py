@@ -240,6 +240,39 @@ def token_ids(value: Any) -> NDArray[Any]:
     return ids
 
 
+def fits(values: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether numbers keep their values in `dtype`, but for the rounding of floats in a smaller one."""
+    kind = values.dtype.kind
+    if kind not in "biuf":
+        return False
+    if values.dtype == dtype or not values.size:
+        return True
+    if dtype.kind == "b":
+        return bool(((values == 0) | (values == 1)).all())
+    if kind == "b":
+        return True
+    if dtype.kind == "f":
+        return _fits_float(values, dtype)
+    if kind == "f":
+        return False
+    info = np.iinfo(dtype)
+    return np.can_cast(values.dtype, dtype) or (int(values.min()) >= info.min and int(values.max()) <= info.max)
+
+
+def _fits_float(values: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    """Floats, if none becomes infinite; whole numbers, if all are exact."""
+    if values.dtype.kind == "f":
+        if np.can_cast(values.dtype, dtype):
+            return True
+        with np.errstate(over="ignore"):
+            return bool((np.isinf(values.astype(dtype)) == np.isinf(values)).all())
+    exact = 2 ** (np.finfo(dtype).nmant + 1)  # all whole numbers up to here are
+    if int(values.min()) >= -exact and int(values.max()) <= exact:
+        return True
+    with np.errstate(over="ignore"):
+        return bool(values.astype(dtype).tolist() == values.tolist())  # Python compares int and float exactly
+
+
 class Children:
     """Collects what each record of a task became, with the child paths that follow from it."""
 

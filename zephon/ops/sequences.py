@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from zephon.errors import ConfigError
 from zephon.ops.accumulator import Part
-from zephon.ops.base import token_ids
+from zephon.ops.base import fits, token_ids
 from zephon.ops.batch import stack_records
 from zephon.record import Group, Record, record_of
 
@@ -76,7 +76,7 @@ class FlatSequences:
                 f"{name!r} has the shape {values.shape} and {self.field!r} {length:,} tokens; a field that is packed "
                 "along has one value for each token"
             )
-        if length and not _fits(values, dtype):
+        if length and not fits(values, dtype):
             raise TypeError(
                 f"{name!r} holds {values.dtype} values that do not fit {dtype}; a field has the dtype of its pad "
                 f"value, so give another one: pack(fields={{{name!r}: ...}})"
@@ -241,15 +241,3 @@ def _join(values: list[Any], row: NDArray[Any]) -> int:
 
 def _ones(length: int) -> NDArray[np.bool_]:
     return np.ones(length, np.bool_)
-
-
-def _fits(values: NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    """Whether values keep their meaning in `dtype`: no fraction, no sign and no range is lost."""
-    if values.dtype.kind not in "biuf":
-        return False
-    if dtype.kind == "b":
-        return bool(((values == 0) | (values == 1)).all())
-    if dtype.kind == "f" or values.dtype.kind == "b":
-        return True
-    info = np.iinfo(dtype)
-    return values.dtype.kind != "f" and int(values.min()) >= info.min and int(values.max()) <= info.max

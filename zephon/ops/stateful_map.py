@@ -14,8 +14,9 @@ import numpy as np
 
 from zephon.errors import ConfigError, DataError
 from zephon.functions import code_hash
-from zephon.ops.accumulator import Accumulator, Emitted, Held, Key, Ref, check_plain
+from zephon.ops.accumulator import Accumulator, Emitted, Held, Key, Ref
 from zephon.ops.base import check_count
+from zephon.ops.plain import encode_plain, has_nan
 from zephon.record import Attached, Record
 
 MOST_VALUE_BYTES: Final = 1024  # of a key or an answer: it travels beside every record, and may be kept for long
@@ -63,8 +64,8 @@ class Machine:
     def state(self, state: Any) -> Any:
         """The state as plain data (None, bools, numbers, text, bytes, lists and dicts), if it is anything else.
 
-        Dicts come back in their order; a tuple as a list, but for a dict's key. A set is no plain data: its order is
-        not the same everywhere.
+        Types are exact, at any depth: a Counter, a dataclass, a set, or a tuple that is no key of a dict is none. A
+        list or dict stands in one place only. Dicts come back in their order.
         """
         return state
 
@@ -125,7 +126,12 @@ class StatefulMap(Accumulator):
         return {"type": self.method, **codes, "into": self.into, "max_held": self.max_held}
 
     def measure(self, record: Record) -> Any:
-        return plain_value(self.key(record), "the key")
+        key = plain_value(self.key(record), "the key")
+        if has_nan(key):
+            raise DataError(
+                "the key is or holds NaN, which equals nothing, not even itself; give None, say, in its place"
+            )
+        return key
 
     def open(self, lane: int, key: Key) -> None:
         self._states[lane], self._waiting[lane] = self._changeable(self.machine.init(lane)), []
@@ -207,12 +213,11 @@ class StatefulMap(Accumulator):
     def state(self, lane: int) -> Held:
         plain = self.machine.state(self._states[lane])
         try:
-            check_plain(plain)
-            raw = msgspec.msgpack.encode(plain)
-        except (TypeError, OverflowError) as error:
+            raw = encode_plain(plain)
+        except TypeError as error:
             raise DataError(
                 f"the machine's state cannot be kept: {error}; give {type(self.machine).__qualname__} `state` and "
-                "`load`, which make plain data of it and back"
+                "`load`, which make plain data of it (None, bools, numbers, text, bytes, lists and dicts) and back"
             ) from error
         if len(raw) > self.max_state_bytes:
             raise DataError(

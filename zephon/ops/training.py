@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zephon.errors import ConfigError, DataError
-from zephon.ops.base import check_count, token_ids
+from zephon.ops.base import check_count, fits, token_ids
 from zephon.ops.batch import Formatter
 from zephon.record import MISSING
 
@@ -20,6 +20,9 @@ Array = NDArray[Any]
 Empty = Callable[..., Any]
 
 _MADE = ("input_ids", "labels", "loss_mask", "position_ids", "segment_ids", "cu_seqlens", "max_seqlen", "num_pad")
+_NUMBERS = ("biuf", "number")
+_KINDS = {"position_ids": ("iu", "whole number"), "segment_ids": ("biu", "whole number")}
+_INT64 = np.dtype(np.int64)
 
 
 class ToTraining(Formatter):
@@ -125,7 +128,7 @@ class _Rows:
             raise DataError(f"to_training: no field 'input_ids'; the batch has {_names(fields)}; tokenize first")
         self._fields = fields
         given = fields["input_ids"]
-        plain = isinstance(given, np.ndarray) and given.ndim == 2
+        plain = isinstance(given, np.ndarray) and given.ndim == 2 and given.dtype.kind == "i"
         rows = list(given) if plain else [self._tokens(row, i) for i, row in enumerate(given)]
         self.widths = np.array([len(row) for row in rows], np.int64)
         self.sizes = self._sizes()
@@ -135,25 +138,36 @@ class _Rows:
     @staticmethod
     def _tokens(row: Any, i: int) -> Array:
         try:
-            return token_ids(row) if row is not MISSING else _absent(i)
+            return token_ids(row).astype(np.int64, copy=False) if row is not MISSING else _absent(i)
         except (TypeError, OverflowError) as error:
             raise DataError(f"to_training: field 'input_ids' of sample {i} of the batch: {error}") from None
 
     def _sizes(self) -> Array:
-        """Tokens of each sample that are no pads, by `segment_ids`, else by `num_pad`."""
-        pads = self._fields.get("num_pad")
+        """Tokens of each sample that are no pads, by its `segment_ids`, else by its `num_pad`."""
         sizes = self.widths.copy()
-        for i, row in enumerate(self._fields.get("segment_ids", ())):
+        absent = [MISSING] * len(sizes)
+        pads = self._fields.get("num_pad", absent)
+        for i, row in enumerate(self._fields.get("segment_ids", absent)):
             if row is not MISSING:
                 sizes[i] = np.count_nonzero(row)
-        if "segment_ids" not in self._fields and pads is not None:
-            sizes -= np.array([0 if n is MISSING else n for n in pads], np.int64)
-            for i in np.flatnonzero((sizes < 0) | (sizes > self.widths)).tolist():
-                raise DataError(f"to_training: num_pad of sample {i} of the batch is not among 0 .. {self.widths[i]:,}")
+            elif pads[i] is not MISSING:
+                sizes[i] -= self._num_pad(i, pads[i])
         return sizes
 
+    def _num_pad(self, i: int, value: Any) -> int:
+        width = int(self.widths[i])
+        value = value.item() if isinstance(value, np.generic) else value
+        if type(value) is int and 0 <= value <= width:
+            return value
+        raise DataError(
+            f"to_training: num_pad of sample {i} of the batch is {value!r:.80}, not a whole number among 0 .. {width:,}"
+        )
+
     def find(self, name: str) -> Array | None:
-        """A field of one value a token, end to end; 1 where a sample does not have it. None where none has it."""
+        """A field of one number a token, end to end. None where no sample has it.
+
+        Where one of several does not have it, it is 1 for those of `_MADE` (`position_ids`: 0, 1, ...), else an error.
+        """
         if name not in self._fields:
             return None
         column = self._fields[name]
@@ -177,21 +191,39 @@ class _Rows:
     def _row(self, name: str, i: int, row: Any) -> Array:
         width = int(self.widths[i])
         if row is MISSING:
+            if name not in _MADE:
+                raise DataError(
+                    f"to_training(fields=...): sample {i} of the batch has no field {name!r}; every one must have it"
+                )
             return np.arange(width) if name == "position_ids" else np.ones(width, np.int64)
         values = np.asarray(row)
-        if values.ndim != 1 or len(values) != width or values.dtype.kind not in "biuf":
+        kinds, wanted = _KINDS.get(name, _NUMBERS) if width else _NUMBERS  # an empty list is one of floats
+        if values.ndim != 1 or len(values) != width or values.dtype.kind not in kinds:
             raise DataError(
                 f"to_training: field {name!r} of sample {i} of the batch is {values.dtype}{list(values.shape)}, "
-                f"but its input_ids are {width:,} tokens; one number a token is wanted"
+                f"but its input_ids are {width:,} tokens; one {wanted} a token is wanted"
             )
+        if name == "position_ids" and values.dtype != _INT64:
+            self._check(name, i, values, _INT64)
         return values
+
+    @staticmethod
+    def _check(name: str, i: int, values: Array, dtype: np.dtype[Any]) -> None:
+        if not fits(values, dtype):
+            raise DataError(
+                f"to_training: field {name!r} of sample {i} of the batch holds {values.dtype} values beyond {dtype}, "
+                "the dtype of the batch's field; give all samples one dtype that holds their values"
+            )
 
     def _join(self, name: str, rows: list[Array]) -> Array:
         column = self._fields[name]
         if isinstance(column, np.ndarray) and (self.sizes == self.widths).all():
             return column.reshape(-1)
         parts = [row[:size] for row, size in zip(rows, self.sizes.tolist(), strict=True)]
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+        joined = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        for i, part in enumerate(parts):
+            self._check(name, i, part, joined.dtype)
+        return joined
 
     def first(self, segments: Array | None) -> Array:
         """Which tokens begin a sequence: those that begin a sample, and those whose segment is another than before."""
