@@ -329,7 +329,8 @@ class Pipeline:
     def state_dict(self, after: Batch | None = None) -> dict[str, Any]:
         """The place behind the last batch that this pipeline's iterator returned, or behind `after`. Plain data.
 
-        Holds the owned lanes; before the first batch all lanes, at their beginning. `zephon.merge_states` joins those of several groups.
+        Holds the owned lanes; before the first batch all lanes, at their beginning. `zephon.merge_states` joins those
+        of several groups.
         """
         return self._session.state(after)
 
