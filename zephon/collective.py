@@ -7,7 +7,6 @@ result that repeats theirs. So a round that crashed, or timed out for some, does
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -28,16 +27,13 @@ GRACE_S = 3.0  # longer than who leads: it knows who is missing, and says so at 
 
 
 class Board(Protocol):
-    """Where ranks leave messages for each other. A message is there whole or not at all."""
+    """Where ranks leave messages for each other. A message is there whole or not at all, and is never taken away."""
 
     def read(self, name: str) -> bytes | None:
         """The message of that name, or None."""
 
     def write(self, name: str, message: bytes) -> None:
         """Leaves a message, in place of an earlier one of that name."""
-
-    def delete(self, name: str) -> None:
-        """Takes a message away, if it is there."""
 
 
 class StoreBoard:
@@ -51,9 +47,6 @@ class StoreBoard:
 
     def write(self, name: str, message: bytes) -> None:
         self._store.set(name, message)
-
-    def delete(self, name: str) -> None:
-        self._store.delete_key(name)
 
 
 class FolderBoard:
@@ -76,10 +69,6 @@ class FolderBoard:
         part = self._folder / f".{name}.{secrets.token_hex(8)}"
         part.write_bytes(message)
         os.replace(part, self._folder / name)
-
-    def delete(self, name: str) -> None:
-        with contextlib.suppress(OSError):
-            (self._folder / name).unlink()
 
 
 class Exchange:
@@ -143,7 +132,8 @@ class Rounds:
         self._board, self._ranks, self._rank = board, ranks, rank
         self._used: set[str] = set()
         """Numbers of the others in the round before, which some may not have left yet."""
-        self._last = ""
+        self._done: dict[str, int] = {}
+        """The last two calls that this rank has led, and where the result of each is: a rank may be slow."""
 
     def join(self, own: Callable[[], dict[str, Any]], timeout_s: float) -> dict[str, Any]:
         """One round. Raises CheckpointError: the same on all ranks, but where one is not heard of."""
@@ -162,36 +152,37 @@ class Rounds:
         heard: dict[int, dict[str, Any]] = {self._rank: {"number": number, **json.loads(_message(own))}}
         for wait in _waits():
             for rank in self._ranks:
-                if rank not in heard and (raw := self._board.read(f"rank-{rank}")) is not None:
-                    message = json.loads(raw)
-                    if message["call"] == number and message["number"] not in self._used:
-                        heard[rank] = message
+                if rank in heard or self._board.read(f"answer-{rank}") != number.encode():
+                    continue
+                message = json.loads(self._board.read(f"rank-{rank}") or b"")  # it was there before the answer
+                if message["number"] not in self._used:
+                    heard[rank] = message
             if len(heard) == len(self._ranks) or time.monotonic() > deadline:
                 break
             wait()
         missing = [rank for rank in self._ranks if rank not in heard]
         result = {"error": self._unheard(missing, timeout_s)} if missing else _joined(heard)
         seen = {rank: message["number"] for rank, message in heard.items()}
-        self._board.write(f"result-{number}", json.dumps({"seen": seen, **result}).encode())
-        if not missing:  # then nobody is in the round before any more
-            self._board.delete(f"result-{self._last}")
-        self._last, self._used = number, set(seen.values())
+        place = 1 - [1, *self._done.values()][-1]
+        self._board.write(f"result-{place}", json.dumps({"seen": seen, **result}).encode())
+        self._done = {**dict(list(self._done.items())[-1:]), number: place}
+        self._board.write("done", json.dumps(self._done).encode())
+        self._used = set(seen.values())
         return result
 
     def _follow(self, number: str, message: str, deadline: float, timeout_s: float) -> dict[str, Any]:
         calls: list[str] = []
         for wait in _waits():
-            raw = self._board.read("call")  # before the result: who leads writes that before the next call
-            for call in calls:
-                found = self._board.read(f"result-{call}")
-                if found is not None:
-                    result: dict[str, Any] = json.loads(found)
-                    if result["seen"].get(str(self._rank)) == number:
-                        return result
-            if raw is not None and (call := raw.decode()) not in calls:
-                calls.append(call)
-                said = {"call": call, "number": number, **json.loads(message)}
-                self._board.write(f"rank-{self._rank}", json.dumps(said).encode())
+            raw = self._board.read("call")  # before the results: who leads writes its result before the next call
+            done: dict[str, int] = json.loads(self._board.read("done") or b"{}")
+            for call in set(calls) & set(done):
+                result: dict[str, Any] = json.loads(self._board.read(f"result-{done[call]}") or b"")
+                if result["seen"].get(str(self._rank)) == number:
+                    return result
+            if raw is not None and raw.decode() not in calls:
+                calls.append(raw.decode())
+                self._board.write(f"rank-{self._rank}", json.dumps({"number": number, **json.loads(message)}).encode())
+                self._board.write(f"answer-{self._rank}", raw)
                 continue
             if time.monotonic() > deadline + GRACE_S * bool(calls):
                 break

@@ -91,11 +91,11 @@ def dies(rank: int, world: int, folder: str) -> dict[str, Any]:
     """The last rank ends in the middle of a round."""
     _begin(rank, world, folder)
     pipeline = line(4)
-    pipeline.checkpoint(timeout_s=20)
+    pipeline.checkpoint(timeout_s=60)
     if rank == world - 1:
         pipeline.state_dict = lambda: os._exit(3)  # type: ignore[assignment, method-assign]
     began = time.monotonic()
-    error = error_of(lambda: pipeline.checkpoint(timeout_s=20))
+    error = error_of(lambda: pipeline.checkpoint(timeout_s=3))
     return {"error": error, "seconds": time.monotonic() - began}
 
 
