@@ -12,7 +12,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -132,7 +132,8 @@ class Rounds:
         self._board, self._ranks, self._rank = board, ranks, rank
         self._used: set[str] = set()
         """Numbers of the others in the round before, which some may not have left yet."""
-        self._done: dict[str, int] = {}
+        self._led = 0
+        self._done: list[tuple[str, int]] = []
         """The last two calls that this rank has led, and where the result of each is: a rank may be slow."""
 
     def join(self, own: Callable[[], dict[str, Any]], timeout_s: float) -> dict[str, Any]:
@@ -150,7 +151,7 @@ class Rounds:
 
     def _lead(self, number: str, own: Callable[[], Any], deadline: float, timeout_s: float) -> dict[str, Any]:
         heard: dict[int, dict[str, Any]] = {self._rank: {"number": number, **json.loads(_message(own))}}
-        for wait in _waits():
+        for pause_s in _pauses():
             for rank in self._ranks:
                 if rank in heard or self._board.read(f"answer-{rank}") != number.encode():
                     continue
@@ -159,24 +160,25 @@ class Rounds:
                     heard[rank] = message
             if len(heard) == len(self._ranks) or time.monotonic() > deadline:
                 break
-            wait()
+            time.sleep(pause_s)
         missing = [rank for rank in self._ranks if rank not in heard]
         result = {"error": self._unheard(missing, timeout_s)} if missing else _joined(heard)
         seen = {rank: message["number"] for rank, message in heard.items()}
-        place = 1 - [1, *self._done.values()][-1]
+        place = self._led % 2
         self._board.write(f"result-{place}", json.dumps({"seen": seen, **result}).encode())
-        self._done = {**dict(list(self._done.items())[-1:]), number: place}
+        self._led, self._done = self._led + 1, [*self._done[-1:], (number, place)]
         self._board.write("done", json.dumps(self._done).encode())
         self._used = set(seen.values())
         return result
 
     def _follow(self, number: str, message: str, deadline: float, timeout_s: float) -> dict[str, Any]:
         calls: list[str] = []
-        for wait in _waits():
+        for pause_s in _pauses():
             raw = self._board.read("call")  # before the results: who leads writes its result before the next call
-            done: dict[str, int] = json.loads(self._board.read("done") or b"{}")
-            for call in set(calls) & set(done):
-                result: dict[str, Any] = json.loads(self._board.read(f"result-{done[call]}") or b"")
+            for call, place in json.loads(self._board.read("done") or b"[]"):
+                if call not in calls:
+                    continue
+                result: dict[str, Any] = json.loads(self._board.read(f"result-{place}") or b"")
                 if result["seen"].get(str(self._rank)) == number:
                     return result
             if raw is not None and raw.decode() not in calls:
@@ -186,7 +188,7 @@ class Rounds:
                 continue
             if time.monotonic() > deadline + GRACE_S * bool(calls):
                 break
-            wait()
+            time.sleep(pause_s)
         return {"error": self._unheard([self._ranks[0]], timeout_s)}
 
     def _unheard(self, missing: list[int], timeout_s: float) -> str:
@@ -196,12 +198,12 @@ class Rounds:
         )
 
 
-def _waits() -> Any:
-    """Sleeps, longer and longer."""
-    wait_s = LEAST_POLL_S
+def _pauses() -> Iterator[float]:
+    """Seconds, longer and longer."""
+    pause_s = LEAST_POLL_S
     while True:
-        yield lambda wait_s=wait_s: time.sleep(wait_s)
-        wait_s = min(wait_s * 1.5, MOST_POLL_S)
+        yield pause_s
+        pause_s = min(pause_s * 1.5, MOST_POLL_S)
 
 
 def _message(own: Callable[[], dict[str, Any]]) -> str:

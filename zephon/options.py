@@ -6,7 +6,7 @@ anything starts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
@@ -143,12 +143,16 @@ _KNOWN_ELSEWHERE = {
 
 
 def _unknown(name: str) -> ConfigError:
+    remedy = f"did you mean {_KNOWN_ELSEWHERE[name]!r}?" if name in _KNOWN_ELSEWHERE else ""
+    return ConfigError(f"unknown option {name!r}; {remedy or nearest(name, sorted(_GROUP_OF), 'the options are')}")
+
+
+def nearest(name: str, known: Sequence[str], among: str = "there are") -> str:
+    """What to say of a misspelt name: the one that is near it, else all of them."""
     import difflib
 
-    near = [_KNOWN_ELSEWHERE[name]] if name in _KNOWN_ELSEWHERE else []
-    near = near or difflib.get_close_matches(name, _GROUP_OF, n=1, cutoff=0.5)
-    remedy = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(sorted(_GROUP_OF))}"
-    return ConfigError(f"unknown option {name!r}; {remedy}")
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"{among} {', '.join(known)}"
 
 
 def _names(kind: Any) -> list[str]:

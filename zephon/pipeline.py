@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 from zephon.batch import Batch
@@ -28,7 +28,7 @@ from zephon.ops.shuffle import Mode, Shuffle
 from zephon.ops.stateful_map import StatefulMap
 from zephon.ops.tokenize import Tokenize
 from zephon.ops.training import ToTraining
-from zephon.options import Options
+from zephon.options import Options, nearest
 from zephon.plan.fingerprint import node_fields
 from zephon.plan.graph import unique_name
 from zephon.session import BatchIterator, Definition, Session
@@ -169,7 +169,7 @@ class Pipeline:
         node = _construct(TokenizeChat, definition, template, field, **settings)
         for role in node.loss_on:
             if role not in ROLES:
-                log.warning("tokenize_chat(loss_on=...): %r is no usual role%s", role, _nearest(role, ROLES))
+                log.warning("tokenize_chat(loss_on=...): %r is no usual role; %s", role, nearest(role, ROLES))
         return self._add(node)
 
     def shuffle(self, buffer_size: int, mode: Mode = "reservoir", *, name: str | None = None) -> Self:
@@ -379,16 +379,8 @@ def _construct(kind: type[Any], *args: Any, **settings: Any) -> Any:
     known = list(inspect.signature(kind).parameters)
     for name in settings:
         if name not in known:
-            raise ConfigError(f"{kind.method}({name}=...): there is no such setting{_nearest(name, known)}")
+            raise ConfigError(f"{kind.method}({name}=...): there is no such setting; {nearest(name, known)}")
     try:
         return kind(*args, **settings)
     except TypeError as error:
         raise ConfigError(f"{kind.method}: {error}") from None
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    """The end of a message about a misspelt name."""
-    import difflib
-
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"

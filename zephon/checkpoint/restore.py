@@ -89,18 +89,20 @@ _HELD = (
 
 
 def check_holders(state: State, fingerprint: Fingerprint, plan: Plan) -> None:
-    """Raises CheckpointError where accumulators that held records at the lanes' places are others, or set otherwise.
+    """Raises CheckpointError where accumulators that held records at the lanes' places are others, or set otherwise,
+    or where what they held is damaged.
 
     What they let go since the place would be other samples, of which as many would be skipped as were delivered: some
     documents would come twice and others never. So `allow` cannot pass it. Changed code may decide the same: it can.
     """
-    place = next((place for place in state.lanes.values() if place.held), None)
-    if place is None:
+    held: list[list[str]] = []
+    for lane, place in state.lanes.items():
+        try:
+            held = [read_held(raw).names for raw in place.held] or held
+        except ValueError as error:
+            raise CheckpointError(f"the state is damaged: lane {lane}: {error}") from error
+    if not held:
         return
-    try:
-        held = [read_held(raw).names for raw in place.held]
-    except ValueError:
-        return  # `check_held` says where
     now = [[_name(a) for a in stage.accumulators] for stage in plan.stages if stage.accumulators]
     if held != now:
         raise CheckpointError(
@@ -155,14 +157,9 @@ def _sizes(state: State) -> dict[str, int]:
 
 
 def check_held(state: State, source: WorkSource, plan: Plan) -> None:
-    """Raises CheckpointError where what the lanes held cannot be read, is missing, or would be taken for another's."""
+    """Raises CheckpointError where what the lanes held is missing, or would be taken for another dataset's."""
+    never_cut = plan.regroups and state.fingerprint.get("flush_every_k_chunks") == 0
     for lane, place in state.lanes.items():
-        try:
-            for raw in place.held:
-                read_held(raw)
-        except ValueError as error:
-            raise CheckpointError(f"the state is damaged: lane {lane}: {error}") from error
-        never_cut = plan.regroups and state.fingerprint.get("flush_every_k_chunks") == 0
         if never_cut and not place.held and (place.chunk, place.offset) != (0, 0):
             raise CheckpointError(f"the state is damaged: lane {lane} lacks what its accumulators held")
     if not any(place.held for place in state.lanes.values()):

@@ -143,8 +143,7 @@ class _Tree:
         warn_s, timeout_s = orders.job.stall_warn_s, orders.job.stall_timeout_s
         self._guard = Guard(self._watched, warn_s, timeout_s, self._signal_engine, self._say)
         self._kept: Segment | None = None
-        self._engine_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._engine_end.settimeout(None)  # socket.setdefaulttimeout is the user's
+        self._engine_end, child_end = interpreter.socket_pair(socket.SOCK_SEQPACKET)
         self._children: dict[int, tuple[int, int, int]] = {}  # pidfd -> (pid, stage, index)
         self._stopped: dict[int, int] = {}  # pid -> looks in a row at which it was stopped
         self._poll = select.poll()
