@@ -16,6 +16,7 @@ from zephon.errors import CheckpointError, DataError
 from zephon.flow.feed import LaneFeed
 from zephon.plan import limits
 from zephon.record import Pointers, event_place
+from zephon.testing.recipes import Pairs
 
 pytestmark = pytest.mark.law("L4")
 
@@ -148,52 +149,13 @@ def test_what_a_changed_operator_does_not_give_is_not_taken_from_later_windows(m
     assert sorted(found) == [97_000 + i for i in range(209, 600, 10)]
 
 
-class Measured(zp.Accumulator):
-    """Lets records go in pairs; its lengths are numpy's."""
+class Measured(Pairs):
+    """Its lengths are numpy's."""
 
-    method = "measured"
     measures = True
-    holds = 1
-
-    def __init__(self) -> None:
-        self._held: dict[int, list[Any]] = {}
-
-    def settings(self) -> dict[str, Any]:
-        return {"type": "measured"}
 
     def measure(self, record: dict[str, Any]) -> Any:
         return np.int64(len(record["input_ids"]))
-
-    def open(self, lane: int, key: Any) -> None:
-        self._held[lane] = []
-
-    def push(self, lane: int, refs: Any) -> zp.Emitted:
-        emitted = zp.Emitted()
-        for at, (cursor, length, _) in enumerate(refs):
-            self._held[lane].append((cursor, 0, length))
-            if len(self._held[lane]) == 2:
-                emitted.add(at, self._held[lane])
-                self._held[lane] = []
-        return emitted
-
-    def flush(self, lane: int) -> zp.Emitted:
-        emitted = zp.Emitted()
-        if self._held[lane]:
-            emitted.add(0, self._held[lane])
-        self._held[lane] = []
-        return emitted
-
-    def state(self, lane: int) -> zp.Held:
-        return zp.Held(list(self._held[lane]))
-
-    def load(self, lane: int, key: Any, held: zp.Held) -> None:
-        self._held[lane] = list(held.items)
-
-    def group_length(self, group: Any) -> int:
-        return 1
-
-    def build(self, parts: Any) -> dict[str, Any]:
-        return {"ids": [record["id"] for record, _, _ in parts]}
 
 
 def test_lengths_may_be_numpys() -> None:

@@ -128,12 +128,12 @@ def test_an_alarm_in_a_worker_ends_it_as_user_code_wants(tmp_path: Path) -> None
 
 
 SLOW = """
-import os, sys, time
+import threading
 def work(record):
     return record
 if "launcher" in open("/proc/self/cmdline").read():
     print("importing", flush=True)
-    time.sleep(60)
+    threading.Event().wait()
 """
 STARTING = """
 import os, signal, sys, threading, time

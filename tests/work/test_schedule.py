@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-import sys
 from itertools import islice
 from typing import Any
 
@@ -15,6 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import zephon as zp
+from tests.work.calls import count_calls
 from zephon.errors import ConfigError
 from zephon.work import MixtureSchedule, StaticMixture
 from zephon.work.ends import never_complete, one_round, pass_length
@@ -257,20 +257,7 @@ def test_a_chunk_costs_the_same_anywhere() -> None:
     mixture = PhasedMixture([(i * 10**15, (1 + i % 5, 2, 3)) for i in range(1000)])
 
     def calls(start: int) -> int:
-        """Python and C calls that one chunk makes: a count of work that no busy machine changes."""
-        found = 0
-
-        def count(frame: object, event: str, argument: object) -> None:
-            nonlocal found
-            found += event in ("call", "c_call")
-
-        before = sys.getprofile()
-        sys.setprofile(count)
-        try:
-            mixture.chunk(start, 256)
-        finally:
-            sys.setprofile(before)
-        return found
+        return count_calls(lambda: mixture.chunk(start, 256))
 
     near = calls(10)
     assert all(calls(start) <= 1.2 * near for start in (10**15 + 5, 5 * 10**17, 10**18))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-import sys
 import threading
 import tracemalloc
 import warnings
@@ -17,6 +16,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.work.calls import count_calls
 from zephon.errors import ConfigError
 from zephon.work import StaticMixture
 from zephon.work.shuffle import SHUFFLE_MODES
@@ -129,25 +129,8 @@ def test_ten_billion_rows_cost_no_memory_and_no_more_work_far_out(shuffle: Any) 
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1_000_000
-    near, far = _calls(source, 20), _calls(source, 10**13)
+    near, far = (count_calls(lambda at=at: source.chunk(3, 8, 0, at)) for at in (20, 10**13))
     assert far <= 1.5 * near  # a chunk may meet one more epoch, block or walk than another
-
-
-def _calls(source: StaticMixture, index: int) -> int:
-    """Python and C calls that one chunk makes: a count of work that no busy machine changes."""
-    calls = 0
-
-    def count(frame: object, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        source.chunk(3, 8, 0, index)
-    finally:
-        sys.setprofile(before)
-    return calls
 
 
 def test_threads_share_a_source() -> None:
