@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parent.parent / "zephon"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli", "integrations", "bench", "__main__"),
     ("__init__",),  # the public names
-    ("pipeline", "session", "collective", "identity", "means"),
+    ("pipeline", "declare", "session", "iterate", "collective", "identity", "means"),
     ("engine", "engine_process", "exchange", "drive", "drive_process"),
     ("runners", "arena"),
     ("ipc", "io"),

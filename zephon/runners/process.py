@@ -309,7 +309,8 @@ class ProcessPool:
         piece.kills += 1
         if piece.kills >= self._max_retries:
             worker.assigned.popleft()
-            piece.outs = [Out([], [], failure=(0, self._killer(piece, status, worker.stall)))]
+            error = self._killer(piece, status, worker.stall)
+            piece.outs = [Out([], [], failure=(0, error) if len(part) else None) for part in piece.slices]
 
     @staticmethod
     def _last_record(worker: _Worker, piece: _Piece) -> int | None:
@@ -319,7 +320,7 @@ class ProcessPool:
         return spot.record if spot is not None and known else None
 
     def _killer(self, piece: _Piece, status: int, stall: Stall | None) -> WorkerError:
-        where, remedy = self._work.blame(piece.slices[0])
+        where, remedy = self._work.blame(next(part for part in piece.slices if len(part)))
         names = " -> ".join(self._work.names) or "fetch"
         did, mend = ("killed", "") if stall is None else ("stalled", ", raise stall_timeout_s")
         return WorkerError(
