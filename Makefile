@@ -39,7 +39,7 @@ $(READY): pyproject.toml constraints-dev.txt
 	  echo "" >&2; \
 	  echo "NOTICE: not everything could be installed (see above). Trying again without torch:" >&2; \
 	  echo "everything else works without it, and its tests are skipped." >&2; \
-	  $(INSTALL) -e '.[text,parquet,cli,tools]'; }
+	  $(INSTALL) -e '.[text,parquet,cli,cloud,tools]'; }
 	@touch $@
 
 demo: $(READY)

@@ -1,4 +1,4 @@
-"""One state of all ranks, joined by the first of them: through the store of torch.distributed, or through a folder.
+"""One state of all ranks, joined by the first of them: through torch.distributed's store, a folder or a bucket.
 
 What an earlier attempt left in the store or the folder is never taken for new. In every call each rank draws a number
 that no one can know. The first rank publishes its own, and takes only messages that repeat it; the others take only a
@@ -8,36 +8,27 @@ result that repeats theirs. So a round that crashed, or timed out for some, does
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from zephon.checkpoint.merge import join_states
 from zephon.errors import CheckpointError, ConfigError, describe
+from zephon.io.board import Board, open_board
 from zephon.options import TopologyOptions
 from zephon.plan.lanes import Topology
 
-LEAST_POLL_S, MOST_POLL_S = 0.001, 0.05
+LEAST_POLL_S = 0.001
 GRACE_S = 3.0  # longer than who leads: it knows who is missing, and says so at its own deadline
-
-
-class Board(Protocol):
-    """Where ranks leave messages for each other. A message is there whole or not at all, and is never taken away."""
-
-    def read(self, name: str) -> bytes | None:
-        """The message of that name, or None."""
-
-    def write(self, name: str, message: bytes) -> None:
-        """Leaves a message, in place of an earlier one of that name."""
 
 
 class StoreBoard:
     """The store that torch.distributed's processes met at: no device and no collective call is needed for it."""
+
+    most_poll_s = 0.05
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -47,28 +38,6 @@ class StoreBoard:
 
     def write(self, name: str, message: bytes) -> None:
         self._store.set(name, message)
-
-
-class FolderBoard:
-    """Files in a folder that all ranks see."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"aggregate_dir: {folder} cannot be used: {describe(error)}") from error
-
-    def read(self, name: str) -> bytes | None:
-        try:
-            return (self._folder / name).read_bytes()
-        except FileNotFoundError:
-            return None
-
-    def write(self, name: str, message: bytes) -> None:
-        part = self._folder / f".{name}.{secrets.token_hex(8)}"
-        part.write_bytes(message)
-        os.replace(part, self._folder / name)
 
 
 class Exchange:
@@ -94,12 +63,12 @@ class Exchange:
         if group is not None:
             raise ConfigError("checkpoint(group=...) without torch.distributed; initialise it, or leave the group out")
         if options.aggregate_dir is not None and self._rounds is None:
-            board = FolderBoard(Path(options.aggregate_dir) / (options.run_id or "run"))
+            board = open_board(options.aggregate_dir, options.run_id or "run")
             self._rounds = None, Rounds(board, range(topology.world_size), topology.rank)
         if self._rounds is None and topology.world_size > 1:
             raise ConfigError(
                 f"checkpoint() of {topology.world_size} ranks needs a way between them: initialise torch.distributed, "
-                "or give options(aggregate_dir=...), a folder that all ranks see"
+                "or give options(aggregate_dir=...), a folder or a bucket that all ranks see"
             )
         return self._rounds[1] if self._rounds is not None else None
 
@@ -151,7 +120,7 @@ class Rounds:
 
     def _lead(self, number: str, own: Callable[[], Any], deadline: float, timeout_s: float) -> dict[str, Any]:
         heard: dict[int, dict[str, Any]] = {self._rank: {"number": number, **json.loads(_message(own))}}
-        for pause_s in _pauses():
+        for pause_s in _pauses(self._board.most_poll_s):
             for rank in self._ranks:
                 if rank in heard or self._board.read(f"answer-{rank}") != number.encode():
                     continue
@@ -173,7 +142,7 @@ class Rounds:
 
     def _follow(self, number: str, message: str, deadline: float, timeout_s: float) -> dict[str, Any]:
         calls: list[str] = []
-        for pause_s in _pauses():
+        for pause_s in _pauses(self._board.most_poll_s):
             raw = self._board.read("call")  # before the results: who leads writes its result before the next call
             for call, place in json.loads(self._board.read("done") or b"[]"):
                 if call not in calls:
@@ -198,12 +167,12 @@ class Rounds:
         )
 
 
-def _pauses() -> Iterator[float]:
+def _pauses(most_s: float) -> Iterator[float]:
     """Seconds, longer and longer."""
     pause_s = LEAST_POLL_S
     while True:
         yield pause_s
-        pause_s = min(pause_s * 1.5, MOST_POLL_S)
+        pause_s = min(pause_s * 1.5, most_s)
 
 
 def _message(own: Callable[[], dict[str, Any]]) -> str:

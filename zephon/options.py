@@ -47,7 +47,8 @@ class TopologyOptions(msgspec.Struct, frozen=True, kw_only=True):
     mapping_strategy: Strategy = "contiguous"
     """"contiguous": blocks of adjacent lanes a group; "interleaved": lane i to group i mod dp_degree."""
     aggregate_dir: str | None = None
-    """A folder that all ranks see: `checkpoint()` joins their states there, where torch.distributed does not run."""
+    """A folder, or s3://bucket/prefix and the like, that all ranks see: where torch.distributed does not run,
+    `checkpoint()` joins their states there."""
     run_id: str | None = None
     """The name of this job in `aggregate_dir`. Unset: "run"; jobs that share a folder need one each."""
 

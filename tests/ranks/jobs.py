@@ -117,7 +117,7 @@ def by_folder(rank: int, world: int, folder: str, steps: int, run_id: str, dies_
 
 
 def saves(rank: int, world: int, folder: str, steps: int) -> list[list[Any]]:
-    """Saves with torch's distributed checkpoint, the pipeline as it is, and goes on for two steps."""
+    """Saves with torch's distributed checkpoint, the pipeline as it is, and takes two more steps meanwhile."""
     dist = _begin(rank, world, folder)
     import torch.distributed.checkpoint as dcp
 
@@ -125,10 +125,11 @@ def saves(rank: int, world: int, folder: str, steps: int) -> list[list[Any]]:
     stream = pipeline.steps()
     for _ in range(steps):
         next(stream)
-    dcp.save({"data": pipeline}, checkpoint_id=f"{folder}/saved")
+    saving = dcp.async_save({"data": pipeline}, checkpoint_id=f"{folder}/saved")
     found = [
         [batch.lane_id, batch.step, batch.digest()] for _, step in zip(range(2), stream, strict=False) for batch in step
     ]
+    saving.result()  # type: ignore[union-attr]
     dist.destroy_process_group()
     return found
 

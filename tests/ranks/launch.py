@@ -17,7 +17,9 @@ json.dump(getattr(jobs, sys.argv[1])(*map(json.loads, sys.argv[2:])), sys.stdout
 """
 
 
-def launch(job: str, world: int, folder: Path, *arguments: Any, timeout_s: float = 100.0, may_die: bool = False) -> Any:
+def launch(
+    job: str, world: int, folder: Path | str, *arguments: Any, timeout_s: float = 100.0, may_die: bool = False
+) -> Any:
     """What `job(rank, world, folder, *arguments)` returned on every rank; None of one that died."""
     running = []
     for rank in range(world):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import zephon as zp
+from tests.object_store import BUCKET, object_store
 
 from .jobs import line, taken
 from .launch import launch
@@ -81,9 +82,20 @@ def test_through_a_folder_and_after_a_crash_there(tmp_path: Path) -> None:
     assert len(list((tmp_path / "job").iterdir())) < 12  # a message a rank, and the last results
 
 
+def test_through_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: list[list[Any]]) -> None:
+    """The ranks share nothing but an object store; a round before this one has left its objects there."""
+    with object_store(monkeypatch):
+        before, after = (launch("by_folder", 2, f"s3://{BUCKET}/meet", 2, "job", None) for _ in range(2))
+    assert before == after
+    assert before[0] == before[1]
+    with line(6) as pipeline:
+        pipeline.load_state_dict(before[0]["states"][-1])
+        assert taken(pipeline, 1) == of_steps(alone, 2, 3)
+
+
 def test_torchs_distributed_checkpoint_on_another_number_of_ranks(tmp_path: Path, alone: list[list[Any]]) -> None:
     pytest.importorskip("torch")
-    went_on = launch("saves", 3, tmp_path, 2)
+    went_on = launch("saves", 3, tmp_path, 2)  # in the background, meanwhile
     assert sorted(batch for rank in went_on for batch in rank) == of_steps(alone, 2, 4)
     for world in (2, 4):
         (tmp_path / str(world)).mkdir()
