@@ -100,6 +100,35 @@ def test_default_workers_follow_affinity_and_cgroup(
 
 
 @pytest.mark.parametrize(
+    ("ranks", "parents", "cpus"),
+    [
+        ("", set(range(8)), 8),
+        ("1", set(range(8)), 8),
+        ("2", set(range(8)), 4),
+        ("3", set(range(8)), 2),
+        ("16", set(range(8)), 1),
+        ("0", set(range(8)), 8),
+        ("two", set(range(8)), 8),
+        ("4", set(range(32)), 8),  # bound to a part of what the launcher has
+        ("4", set(range(4)), 2),  # a launcher that is bound itself
+    ],
+)
+def test_the_ranks_of_a_machine_divide_its_cpus(
+    ranks: str, parents: set[int], cpus: int, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: parents if pid else set(range(8)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert identity.available_cpus() == cpus
+
+
+def test_the_ranks_of_a_machine_divide_the_time_of_its_container(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    put(tree, cpu__max="400000 100000\n")
+    assert identity.available_cpus() == 2
+
+
+@pytest.mark.parametrize(
     ("error", "wanted"),
     [
         (OSError(errno.EMFILE, "x"), "open files here; raise that (ulimit -n), lower parallelism"),

@@ -53,9 +53,31 @@ def mesh_options(mesh: Any) -> dict[str, int]:
 
 
 def available_cpus() -> int:
-    """CPUs that this process may run on, or the time of so many that its container may use if that is less."""
+    """CPUs that this process may run on, or the time of so many that its container may use if that is less.
+
+    The ranks of a job on one machine have equal parts of them, unless the launcher has bound each to CPUs of its own.
+    """
     cpus, limit = affinity_cpus(), cpu_limit()
-    return cpus if limit is None else max(1, min(cpus, math.ceil(limit)))
+    shared: float = cpus if limit is None else min(cpus, limit)
+    return max(1, math.ceil(shared) // local_ranks())
+
+
+def local_ranks() -> int:
+    """Ranks of this job that share this process's CPUs, as torchrun and the like say (LOCAL_WORLD_SIZE); else 1."""
+    size = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if not size.isdecimal() or not int(size) or _is_bound():
+        return 1
+    return int(size)
+
+
+def _is_bound() -> bool:
+    """Whether whoever started this process has bound it to some of its own CPUs."""
+    if not hasattr(os, "sched_getaffinity"):
+        return False
+    try:
+        return os.sched_getaffinity(0) < os.sched_getaffinity(os.getppid())
+    except OSError:  # the parent is gone
+        return False
 
 
 def affinity_cpus() -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -215,25 +218,91 @@ def test_a_folder_can_be_chosen(source: Path, tmp_path: Path, cache_home: Path) 
     assert not cache_home.exists()
 
 
-def test_many_build_at_once(source: Path, cache_home: Path) -> None:
-    together = threading.Barrier(6)
+def test_of_many_at_once_one_builds(source: Path, cache_home: Path) -> None:
+    """The others wait for it, and find what it built."""
+    begun, all_there = threading.Event(), threading.Barrier(6)
+    calls: list[int] = []
     results: list[bool] = []
 
     def build() -> np.ndarray:
-        together.wait()  # everybody found nothing, and builds
+        calls.append(1)
+        begun.set()
+        all_there.wait()
         return CONTENT.copy()
 
-    def work() -> None:
+    def first() -> None:
         results.append(get(source, build).tolist() == CONTENT.tolist())
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
+    def later() -> None:
+        begun.wait()
+        all_there.wait()  # what follows finds nothing yet, or just so
+        results.append(get(source, build).tolist() == CONTENT.tolist())
+
+    threads = [threading.Thread(target=work) for work in (first, *[later] * 5)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert results == [True] * 6
+    assert len(calls) == 1
     assert len(entries(cache_home)) == 1
     assert not list(cache_home.rglob("*.tmp"))
+    assert not list(cache_home.rglob("*.lock"))
+
+
+BUILDER = """
+import os, sys, time
+import numpy as np
+from zephon.io.index_cache import cached
+path, log, how = sys.argv[1:]
+def build():
+    with open(log, "a") as file:
+        file.write("built\\n")
+    if how == "dies":
+        print("building", flush=True)
+        sys.stdin.read()
+    return np.arange(20_000, dtype=np.int64) ** 2
+print(int(cached("k", path, os.stat(path), build, None, True).sum()))
+"""
+
+
+def test_who_waits_for_a_process_that_dies_builds_itself(source: Path, cache_home: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", BUILDER, str(source), str(log)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, "dies"], **pipes) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "building\n"
+        others = [subprocess.Popen([*command, "builds"], **pipes) for _ in range(3)]
+        waiting = [wait_for_lock(other.pid) for other in others]
+        first.kill()
+        found = [int(other.communicate(timeout=60)[0]) for other in others]
+    assert all(waiting)
+    assert found == [int(CONTENT.sum())] * 3
+    assert log.read_text() == "built\n" * 2
+
+
+def wait_for_lock(pid: int) -> bool:
+    """Whether a process came as far as having the lock file open."""
+    pause = threading.Event()
+    for _ in range(2000):
+        with contextlib.suppress(OSError):
+            if any(os.readlink(link).endswith(".lock") for link in Path(f"/proc/{pid}/fd").iterdir()):
+                return True
+        pause.wait(0.01)
+    return False
+
+
+def test_nobody_waits_for_ever(source: Path, cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that builds may be stopped."""
+    monkeypatch.setattr(index_cache, "_MOST_WAIT_S", 0.1)
+    inner = Builder()
+
+    def build() -> np.ndarray:
+        return get(source, inner)  # as another process would, while this one has the lock
+
+    assert get(source, build).tolist() == CONTENT.tolist()
+    assert inner.calls == 1
 
 
 def test_long_dead_entries_are_removed(source: Path, cache_home: Path) -> None:

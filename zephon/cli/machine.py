@@ -14,7 +14,7 @@ import msgspec
 
 from zephon.arena import MOST_SLOTS, engine_descriptors, trainer_descriptors
 from zephon.errors import describe
-from zephon.identity import affinity_cpus, available_cpus
+from zephon.identity import affinity_cpus, available_cpus, local_ranks
 from zephon.ipc.segment import Segment, ways
 from zephon.limits import cpu_limit, memory_left, memory_limit, process_limit, resource_limit
 from zephon.options import ExecutionOptions
@@ -82,7 +82,9 @@ def _system() -> Iterator[Check]:
 def _cpus() -> Iterator[Check]:
     cpus, allowed, limit = os.cpu_count() or 1, affinity_cpus(), cpu_limit()
     cgroup = "no limit by a cgroup" if limit is None else f"the cgroup allows the time of {limit:g}"
-    found = f"{allowed} of {cpus} by affinity, {cgroup}; parallelism='auto' means {available_cpus()} workers a stage"
+    shared = f", for {ranks} ranks (LOCAL_WORLD_SIZE)" if (ranks := local_ranks()) > 1 else ""
+    workers = f"parallelism='auto' means {available_cpus()} workers a stage"
+    found = f"{allowed} of {cpus} by affinity, {cgroup}{shared}; {workers}"
     remedy = "workers and trainer share one CPU: give the job more (cpus of the container, taskset, cpus-per-task)"
     yield _judged("CPUs", found, remedy, available_cpus() > 1)
 

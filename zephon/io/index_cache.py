@@ -7,9 +7,10 @@ An entry is a one-dimensional little-endian int64 .npy file: a header of eight c
 
 It lies at <folder>/<hash of kind and absolute path>/<hash of size, mtime_ns and inode>.npy, so that machines which
 share the folder, but not the data, do not replace each other's entries. It is written aside and renamed: a reader sees
-a whole entry or none, and any number of processes may build the same one. Large entries are memory-mapped, so the
-processes of a machine share their pages. Nothing here is needed for correctness: whatever cannot be read or written is
-built again.
+a whole entry or none. Large entries are memory-mapped, so the processes of a machine share their pages. Of many
+processes that want the same one, as the ranks of a job do at its start, one builds it and the others wait: a lock file
+says so, which the kernel unlocks when its owner dies. Nothing here is needed for correctness: whatever cannot be read,
+written or locked is built again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import stat as stat_module
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import numpy as np
@@ -35,6 +36,7 @@ _HEADER_CELLS: Final = 8
 _MAP_FROM_BYTES: Final = 64 << 10  # smaller entries are read: a mapping costs a descriptor and a page
 _SETTLED_NS: Final = 2_000_000_000  # a file younger than this when indexed may change without a new mtime
 _STALE_S: Final = 30 * 86_400.0
+_MOST_WAIT_S: Final = 600.0  # for another process, which may be stopped
 
 _unsaved: dict[str, Cells] = {}  # where no folder can be written, this process remembers, by the entry's name
 
@@ -56,10 +58,51 @@ def cached(
             return cells
     if entry in _unsaved:
         return _unsaved[entry]
-    built_ns = time.time_ns()
-    cells = build()
-    cells.flags.writeable = False
-    return _keep(_folders(folder, make=True), entry, stamp, built_ns, cells)
+    with _turn(_folders(folder, make=True), entry) as file:
+        if (cells := _load(file, stamp, verify)) is not None:  # another one built it meanwhile
+            return cells
+        built_ns = time.time_ns()
+        cells = build()
+        cells.flags.writeable = False
+        return _keep(_folders(folder, make=True), entry, stamp, built_ns, cells)
+
+
+@contextmanager
+def _turn(folders: Iterator[str], entry: str) -> Iterator[str]:
+    """Waits while another process builds the entry, whose file it gives; not for ever, nor where nothing can be locked."""
+    for place in folders:
+        file = os.path.join(place, entry)
+        try:
+            os.makedirs(os.path.dirname(file), exist_ok=True)
+            lock = os.open(f"{file}.lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+        except OSError:
+            continue
+        try:
+            _lock(lock)
+            yield file
+            with suppress(OSError):
+                os.unlink(f"{file}.lock")
+        finally:
+            os.close(lock)
+        return
+    yield ""
+
+
+def _lock(file: int) -> None:
+    """Locks a file, where that can be had."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    deadline, pause_s = time.monotonic() + _MOST_WAIT_S, 0.01
+    while time.monotonic() < deadline:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.25)
+        except OSError:  # a file system without locks
+            return
 
 
 def _entry_name(kind: str, path: str, stamp: tuple[int, int, int]) -> str:
