@@ -38,6 +38,15 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("long" if config.getoption("--long") else os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Slow tests wait for `--long`: some of them move gigabytes or take minutes."""
+    if config.getoption("--long") or os.environ.get("HYPOTHESIS_PROFILE") == "long":
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="slow: runs with --long"))
+
+
 @pytest.fixture(autouse=True)
 def log_level_comes_back() -> Iterator[None]:
     """Commands ask for quiet, for a process that is theirs; here the next test is in it too."""

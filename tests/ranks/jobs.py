@@ -148,3 +148,40 @@ def loads(rank: int, world: int, folder: str, lanes: int) -> Any:
     batches = taken(pipeline, 2) if error is None else []
     dist.destroy_process_group()
     return {"batches": batches, "error": error}
+
+
+def hops(rank: int, world: int, folder: str, lanes: int, chain: list[list[int]]) -> list[Any]:
+    """One run over a chain of topologies, each [ranks, peers of a group, steps] on some of the real ranks.
+
+    The others have no pipeline meanwhile. Every hop begins where the checkpoint of the one before it was.
+    """
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    found, state = [], None
+    for size, peers, steps in chain:
+        group, hop, shared = dist.new_group(list(range(size))), None, [state]
+        if rank < size:
+            pipeline = line(lanes, dp_degree=size // peers, dp_group_id=rank // peers)
+            if state is not None:
+                pipeline.load_state_dict(state)
+            hop = {"lanes": pipeline.lanes, "batches": taken(pipeline, steps)}
+            shared = [pipeline.checkpoint(group=group)]
+            pipeline.close()
+        dist.broadcast_object_list(shared, src=0)
+        state = shared[0]
+        found.append(hop)
+    dist.destroy_process_group()
+    return found
+
+
+def dimensions(rank: int, world: int, folder: str) -> dict[str, Any]:
+    """Tensor and pipeline parallelism beside data parallelism, all of two."""
+    dist = _begin(rank, world, folder)
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (world // 4, 2, 2), mesh_dim_names=("dp", "pp", "tp"))
+    with line(6, mesh=mesh["dp"]) as pipeline:
+        found = {"lanes": pipeline.lanes, "batches": taken(pipeline, 3), "state": pipeline.checkpoint()}
+    dist.destroy_process_group()
+    return found

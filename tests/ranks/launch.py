@@ -10,6 +10,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+TORCHRUN = """
+import json, os, pathlib, sys
+from tests.ranks import jobs
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+found = getattr(jobs, sys.argv[1])(rank, world, *map(json.loads, sys.argv[2:]))
+pathlib.Path(json.loads(sys.argv[2]), f"rank-{rank}").write_text(json.dumps(found))
+"""
 CODE = """
 import json, sys
 from tests.ranks import jobs
@@ -39,3 +46,17 @@ def launch(
             process.kill()
             process.wait()
     return found
+
+
+def torchrun(job: str, world: int, folder: Path, *arguments: Any, timeout_s: float = 240.0) -> list[Any]:
+    """What `job(rank, world, folder, *arguments)` returned on every rank, started by torchrun itself."""
+    script = folder / "ranks.py"
+    script.write_text(TORCHRUN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", str(script)]
+    own = [json.dumps(value) for value in (str(folder), *arguments)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, job, *own], cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return [json.loads((folder / f"rank-{rank}").read_text()) for rank in range(world)]

@@ -45,6 +45,16 @@ def test_a_mesh_of_peers(tmp_path: Path, alone: list[list[Any]]) -> None:
         assert taken(pipeline, 1) == of_steps(alone, 5, 6)
 
 
+@pytest.mark.slow
+def test_eight_processes_as_two_by_two_by_two(tmp_path: Path, alone: list[list[Any]]) -> None:
+    pytest.importorskip("torch")
+    ranks = launch("dimensions", 8, tmp_path)
+    for group in (ranks[:4], ranks[4:]):
+        assert all(peer == group[0] for peer in group)
+    assert sorted(ranks[0]["batches"] + ranks[4]["batches"]) == of_steps(alone, 0, 3)
+    assert ranks[0]["state"] == ranks[4]["state"]
+
+
 def test_a_rank_that_stays_away(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     ranks = launch("late", 3, tmp_path)

@@ -69,7 +69,7 @@ def cached(
 
 @contextmanager
 def _turn(folders: Iterator[str], entry: str) -> Iterator[str]:
-    """Waits while another process builds the entry, whose file it gives; not for ever, nor where nothing can be locked."""
+    """Waits while another process builds the entry, whose file it gives; not for ever, nor where there are no locks."""
     for place in folders:
         file = os.path.join(place, entry)
         try:
