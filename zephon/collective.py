@@ -131,7 +131,7 @@ class Rounds:
                 break
             time.sleep(pause_s)
         missing = [rank for rank in self._ranks if rank not in heard]
-        result = {"error": self._unheard(missing, timeout_s)} if missing else _joined(heard)
+        result = {"error": self._unheard(missing, timeout_s, _lacking(heard))} if missing else _joined(heard)
         seen = {rank: message["number"] for rank, message in heard.items()}
         place = self._led % 2
         self._board.write(f"result-{place}", json.dumps({"seen": seen, **result}).encode())
@@ -160,9 +160,9 @@ class Rounds:
             time.sleep(pause_s)
         return {"error": self._unheard([self._ranks[0]], timeout_s)}
 
-    def _unheard(self, missing: list[int], timeout_s: float) -> str:
+    def _unheard(self, missing: list[int], timeout_s: float, lanes: str = "") -> str:
         return (
-            f"checkpoint() of {len(self._ranks)} ranks did not hear of ranks {missing} within {timeout_s:g} s; "
+            f"checkpoint() of {len(self._ranks)} ranks did not hear of ranks {missing}{lanes} within {timeout_s:g} s; "
             "call it on all of them at the same step"
         )
 
@@ -181,6 +181,15 @@ def _message(own: Callable[[], dict[str, Any]]) -> str:
         return json.dumps({"state": own()})
     except Exception as error:
         return json.dumps({"error": describe(error)})
+
+
+def _lacking(heard: Mapping[int, dict[str, Any]]) -> str:
+    """The lanes that no rank has brought, in words."""
+    states = [message["state"] for message in heard.values() if "state" in message]
+    if not states:
+        return ""
+    brought = {int(lane) for state in states for lane in state["lanes"]}
+    return f" (lanes {[lane for lane in range(states[0]['canonical_replicas']) if lane not in brought]})"
 
 
 def _joined(heard: Mapping[int, dict[str, Any]]) -> dict[str, Any]:

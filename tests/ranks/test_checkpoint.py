@@ -59,7 +59,7 @@ def test_a_rank_that_stays_away(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     ranks = launch("late", 3, tmp_path)
     for rank in ranks[:2]:
-        assert "checkpoint() of 3 ranks did not hear of ranks [2] within 3 s" in rank["error"]
+        assert "checkpoint() of 3 ranks did not hear of ranks [2] (lanes [3]) within 3 s" in rank["error"]
         assert rank["seconds"] < 20
     assert all(rank["next"] == rank["first"] for rank in ranks)
 
@@ -85,7 +85,7 @@ def test_through_a_folder_and_after_a_crash_there(tmp_path: Path) -> None:
     assert first[1] is None
     for rank in (first[0], first[2]):
         assert rank["states"] == wanted[:1]
-        assert "did not hear of ranks [1] within 2 s" in rank["error"]
+        assert "did not hear of ranks [1] (lanes [2, 3]) within 2 s" in rank["error"]
     for world in (3, 2):
         for rank in launch("by_folder", world, tmp_path, 3, "job", None):
             assert rank["states"] == wanted
