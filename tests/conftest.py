@@ -18,14 +18,17 @@ from hypothesis import HealthCheck, Phase, settings
 PATIENCE_S = 2.0  # how long a thread or process that was told to end may take (law L8 for close())
 SHARED = Path("/dev/shm")
 
+EXAMPLES = 120  # of a property in the short suite
 _BASE = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("default", _BASE, max_examples=200, derandomize=True)
-settings.register_profile("fuzz", _BASE, max_examples=200, derandomize=True, phases=[Phase.generate])
+settings.register_profile("default", _BASE, max_examples=EXAMPLES, derandomize=True)
+settings.register_profile("fuzz", _BASE, max_examples=EXAMPLES, derandomize=True, phases=[Phase.generate])
 settings.register_profile("long", _BASE, max_examples=10_000, derandomize=False)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="10,000 new examples a property instead of 200 fixed ones")
+    parser.addoption(
+        "--long", action="store_true", help=f"10,000 new examples a property instead of {EXAMPLES} fixed ones"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

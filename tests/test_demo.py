@@ -46,6 +46,7 @@ def test_every_step_matches(demo: ModuleType) -> None:
         assert any(line.endswith(f"groups own the lanes {lanes}") for line in lines)
 
 
+@pytest.mark.slow
 def test_a_difference_is_shown(demo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = demo.run_together
 

@@ -77,7 +77,7 @@ CHAINS: dict[str, Chain] = {
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-@pytest.mark.parametrize(("file", "workers"), [("c", 0), ("c7", 0), ("whole", 0), ("c", 2), ("c7", 2)])
+@pytest.mark.parametrize(("file", "workers"), [("c", 0), ("c7", 0), ("whole", 0), ("c7", 2)])
 def test_the_next_items_are_the_next_items(files: dict[str, Path], file: str, chain: str, workers: int) -> None:
     build, expected = CHAINS[chain]
     line = on(build(line_over(files[file])), workers)

@@ -74,7 +74,7 @@ def test_a_map_that_raises(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the process runner needs Linux")
 def test_workers_are_killed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "checks.json"
-    settings = ("--batches", "24", "--runners", "process", "--topologies", "1", "--kill", "--json", str(file))
+    settings = ("--batches", "12", "--runners", "process", "--topologies", "1", "--kill", "--json", str(file))
     status, out, _ = run(capsys, "verify", f"{TARGET}:endless", *settings)
     assert status == 0
     lines, checks = out.splitlines(), read(file.read_text())
@@ -86,11 +86,12 @@ def test_workers_are_killed(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     rows = [line.split() for line in lines if line.startswith("deaths")]
     assert [row[-2:] for row in rows] == [[str(number), "equal"] for number in killed]
     at_work = sum(check["kills_at_work"] for check in checks)
-    wanted = f"verified: 24 batches x {len(checks)} configurations equal the oracle's"
+    wanted = f"verified: 12 batches x {len(checks)} configurations equal the oracle's"
     assert lines[-1] == f"{wanted}; {sum(killed)} workers were killed, {at_work} of them at work"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the process runner needs Linux")
+@pytest.mark.slow
 def test_where_nobody_dies_nothing_is_proven(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,20 +9,11 @@ import pytest
 
 from tests.process.functions import Enrich
 from tests.process.helpers import children, command, digests, engine, ids, is_clean, launcher, line, run_script, workers
-from tests.process.test_a23_nested import (  # noqa: F401 - run again here
-    test_processes_that_an_operator_starts_can_be_terminated,
-)
 from tests.process.test_deaths import (  # noqa: F401 - run again here
-    test_a_record_that_kills_its_worker_is_named,
-    test_a_setup_that_raises,
-    test_a_worker_killed_inside_a_function,
     test_a_worker_killed_while_its_ring_is_full,
-    test_deaths_in_a_second_stage,
     test_the_engine_or_the_launcher_is_killed,
     test_the_remedy_that_the_error_names_works,
     test_workers_killed_while_they_are_idle,
-    test_workers_that_always_die_in_setup,
-    test_workers_that_die_in_the_middle_of_a_task,
 )
 from tests.process.test_points import faults  # noqa: F401 - a fixture
 from zephon.runners import spawn

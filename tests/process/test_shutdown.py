@@ -202,8 +202,8 @@ def test_two_live_pipelines_end_apart() -> None:
 
 
 def test_open_and_close_again_and_again(pytestconfig: pytest.Config) -> None:
-    """1,000 times with `--long`, else 20; descriptors, threads and processes stay as they are, each end is quick."""
-    cycles = 1000 if pytestconfig.getoption("--long") else 20
+    """1,000 times with `--long`, else 12; descriptors, threads and processes stay as they are, each end is quick."""
+    cycles = 1000 if pytestconfig.getoption("--long") else 12
     descriptors, threads, slowest = open_descriptors(), threading.active_count(), 0.0
     for cycle in range(cycles):
         pipeline = line(64, Full(100 + cycle % 3 * 20_000), parallelism=1 + cycle % 2)

@@ -9,6 +9,7 @@ import pytest
 
 import zephon as zp
 from tests.object_store import BUCKET, object_store
+from tests.process.helpers import slow
 
 from .jobs import line, taken
 from .launch import launch
@@ -103,11 +104,14 @@ def test_through_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone
         assert taken(pipeline, 1) == of_steps(alone, 2, 3)
 
 
-def test_torchs_distributed_checkpoint_on_another_number_of_ranks(tmp_path: Path, alone: list[list[Any]]) -> None:
+@pytest.mark.parametrize("worlds", [[3, 2], slow([2, 3, 1, 4])], ids=str)
+def test_torchs_distributed_checkpoint_on_another_number_of_ranks(
+    worlds: list[int], tmp_path: Path, alone: list[list[Any]]
+) -> None:
     pytest.importorskip("torch")
-    went_on = launch("saves", 3, tmp_path, 2)  # in the background, meanwhile
+    went_on = launch("saves", worlds[0], tmp_path, 2)  # in the background, meanwhile
     assert sorted(batch for rank in went_on for batch in rank) == of_steps(alone, 2, 4)
-    for world in (2, 4):
+    for world in worlds[1:]:
         (tmp_path / str(world)).mkdir()
         ranks = launch("loads", world, tmp_path / str(world), 6)
         assert [rank["error"] for rank in ranks] == [None] * world
