@@ -132,7 +132,9 @@ class ProcessDriver:
         watch: LauncherWatch | None = None
         while left:
             try:
-                message, ancillary, flags, _ = self._socket.recvmsg(MOST_MESSAGE_BYTES, _ANCILLARY_BYTES)
+                message, ancillary, flags, _ = self._socket.recvmsg(
+                    MOST_MESSAGE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+                )
             except OSError as error:
                 if _is_of_a_handler(error):
                     raise

@@ -152,6 +152,7 @@ def test_its_place() -> None:
     ("settings", "words"),
     [
         ({"pad_to_multiple_of": 0}, "pad_to_multiple_of=0"),
+        ({"pad_to_multiple_of": 10**12}, "a whole number of 1 to 1,048,576 is wanted"),
         ({"fields": "extra"}, "a list of names"),
         ({"fields": ["labels"]}, "every batch has labels without being asked; name only further"),
         (
@@ -176,6 +177,8 @@ def test_settings_that_are_wrong(settings: dict[str, Any], words: str) -> None:
         ([*tokens([1, 2]), {"id": 2}], "sample 1 of the batch has no field 'input_ids'"),
         (tokens([1, 2], loss_mask=[np.array([1])]), "field 'loss_mask' of sample 0 .* are 2 tokens"),
         (tokens([1, 2], loss_mask=[np.array([0, 2])]), "whole numbers other than 0 and 1; weights must be floats"),
+        (tokens([1, 2], loss_mask=[np.array([0.5, np.nan])]), "a weight that is no number of float32"),
+        (tokens([1, 2], loss_mask=[np.array([1e300, 0.5])]), "a weight that is no number of float32"),
         (tokens([1, 2], segment_ids=[np.array([0, 1])]), "pads belong to its end"),
         (tokens([1, 2], [3], segment_ids=[np.array([1, 1, 1]), np.array([1])]), "field 'segment_ids' of sample 0"),
         (tokens([1, 2], [3, 4], num_pad=[3, 0]), "num_pad of sample 0"),

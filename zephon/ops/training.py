@@ -19,6 +19,7 @@ from zephon.record import MISSING
 Array = NDArray[Any]
 Empty = Callable[..., Any]
 
+MOST_MULTIPLE = 1 << 20  # of the width of a batch: more is a mistake, not a layout
 _MADE = ("input_ids", "labels", "loss_mask", "position_ids", "segment_ids", "cu_seqlens", "max_seqlen", "num_pad")
 _NUMBERS = ("biuf", "number")
 _KINDS = {"position_ids": ("iu", "whole number"), "segment_ids": ("biu", "whole number")}
@@ -47,7 +48,7 @@ class ToTraining(Formatter):
         name: str | None = None,
     ) -> None:
         self.ignore_index = check_count("ignore_index", ignore_index, self.method, least=-(2**63), most=2**63 - 1)
-        self.pad_to_multiple_of = check_count("pad_to_multiple_of", pad_to_multiple_of, self.method)
+        self.pad_to_multiple_of = check_count("pad_to_multiple_of", pad_to_multiple_of, self.method, most=MOST_MULTIPLE)
         self.pad_id = check_count("pad_id", pad_id, self.method, least=-(2**63), most=2**63 - 1)
         self.mask_boundaries, self.flatten, self.shift = bool(mask_boundaries), bool(flatten), bool(shift)
         if isinstance(fields, str) or not all(isinstance(f, str) for f in fields):
@@ -179,6 +180,11 @@ class _Rows:
         if mask is None:
             return np.ones(len(self.ids), np.bool_)
         if mask.dtype.kind == "f":
+            if not (np.abs(mask) <= np.finfo(np.float32).max).all():  # a NaN is not
+                raise DataError(
+                    "to_training: the loss_mask of a sample of the batch holds a weight that is no number of float32 "
+                    "(infinite, NaN, or too large); mend the operator that makes it"
+                )
             return mask.astype(np.float32)
         if mask.dtype.kind != "b" and ((mask != 0) & (mask != 1)).any():
             raise DataError(
