@@ -1,6 +1,6 @@
 """The training of gpt.py under Hugging Face Accelerate.
 
-    accelerate launch --cpu --num_processes 2 examples/accelerate_gpt.py --steps 60
+    torchrun --nproc-per-node 2 examples/accelerate_gpt.py --steps 60
 
 Model and optimizer go through `prepare`; the pipeline does not: it knows its rank, and Accelerate would cut it again.
 It enters checkpoints by `register_for_checkpointing`, so `save_state` and `load_state` bring it along.
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
-from gpt import GPT, pipeline, report, summed_loss
+from accelerate.utils import gather_object, set_seed
+from gpt import GPT, line, part_of, pipeline, summed_loss
 from make_corpus import make_corpus
 
 import zephon as zp
@@ -51,7 +51,8 @@ def main() -> None:
         step, part = batches[0].step, 0.0
         if step >= args.steps:
             break
-        num_tokens = accelerator.reduce(torch.tensor(sum(int(batch["loss_mask"].sum()) for batch in batches)))
+        num_tokens = torch.tensor(sum(int(batch["loss_mask"].sum()) for batch in batches))
+        num_tokens = accelerator.reduce(num_tokens, reduction="sum")
         for batch in batches:
             with nullcontext() if batch is batches[-1] else accelerator.no_sync(model):
                 loss = summed_loss(model, batch) / num_tokens
@@ -59,7 +60,7 @@ def main() -> None:
             part += loss.item()
         optimizer.step()
         optimizer.zero_grad()
-        report(batches, part)
+        accelerator.print(line(step, gather_object([part_of(part, batches)])), flush=True)
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
             accelerator.save_state(args.folder)
     data.close()

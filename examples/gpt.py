@@ -165,13 +165,19 @@ def load(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, data: z
     data.load_state_dict(saved["data"])
 
 
-def report(batches: list[zp.Batch], part: float) -> None:
-    """Prints the step, its loss, and a digest of what all ranks together were fed: the same on any number of ranks."""
-    parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, (part, [(batch.lane_id, batch.digest()) for batch in batches]))
-    if dist.get_rank() == 0:
-        fed = hashlib.sha256(repr(sorted(lane for _, lanes in parts for lane in lanes)).encode()).hexdigest()
-        print(f"step {batches[0].step} loss {sum(part for part, _ in parts):.9f} batch {fed[:16]}", flush=True)
+Part = tuple[float, list[tuple[int, str]]]  # of a rank: its part of the loss, the lane and digest of each batch
+
+
+def part_of(part: float, batches: list[zp.Batch]) -> Part:
+    """What one rank has to tell of a step."""
+    return part, [(batch.lane_id, batch.digest()) for batch in batches]
+
+
+def line(step: int, parts: list[Part]) -> str:
+    """A step, its loss, and a digest of what all ranks together were fed, by lane: the same on any number of ranks."""
+    fed = sorted(batch for _, batches in parts for batch in batches)
+    digest = hashlib.sha256(repr(fed).encode()).hexdigest()[:16]
+    return f"step {step} loss {sum(part for part, _ in parts):.9f} batch {digest}"
 
 
 def main() -> None:
@@ -200,7 +206,10 @@ def main() -> None:
         step = batches[0].step
         if step >= args.steps:
             break
-        report(batches, train_step(model, optimizer, batches))
+        parts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, part_of(train_step(model, optimizer, batches), batches))
+        if dist.get_rank() == 0:
+            print(line(step, parts), flush=True)
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
             save(file, model, optimizer, data)
     data.close()
