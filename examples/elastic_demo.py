@@ -129,9 +129,9 @@ class Demo:
         print("\nranks   steps      how it ended       batches equal   losses differ by at most   seconds")
         for leg in self.legs:
             equal = sum(step.batch == self.whole[step.number].batch for step in leg.steps if step.number in self.whole)
-            where = f"{leg.num_ranks:5}   {leg.steps[0].number:3} to {leg.steps[-1].number:3}"
+            steps = f"{leg.steps[0].number:3} to {leg.steps[-1].number:3}" if leg.steps else "none"
             found = f"{equal:12} of {len(leg.steps):<3}    {self.apart(leg):18.1e} {leg.seconds:16.0f}"
-            print(f"{where}   {'SIGKILL' if leg.killed else 'the end':7}   {found}")
+            print(f"{leg.num_ranks:5}   {steps:10}   {'SIGKILL' if leg.killed else 'the end':7}   {found}")
         wrong = {step.number for leg in self.legs for step in leg.steps if self.differs(step)}
         wrong |= self.whole.keys() - {step.number for leg in self.legs for step in leg.steps}
         if wrong or not self.whole:

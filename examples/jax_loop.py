@@ -3,8 +3,8 @@
     pip install jax
     python examples/jax_loop.py --steps 30
 
-Batches are numpy arrays. `jax.device_put` copies them to an accelerator; on a CPU it may take 32-bit arrays as they are,
-without a copy, and so does `jax.numpy.from_dlpack`: a batch's memory is not used again while JAX holds it. On several
+Batches are numpy arrays. `jax.device_put` copies them to an accelerator; on a CPU it may take 32-bit arrays as they
+are, and so does `jax.numpy.from_dlpack`: a batch's memory is not used again while JAX holds it. On several
 hosts give each process its place, `options(world_size=jax.process_count(), global_rank=jax.process_index(),
 aggregate_dir=...)`, and save what `checkpoint()` returns in place of `state_dict()`.
 """

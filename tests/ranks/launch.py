@@ -1,4 +1,4 @@
-"""Real ranks: processes that run one function of tests/ranks/jobs.py each, as a launcher starts them."""
+"""Real ranks: processes that run one function of a module of jobs each, as a launcher starts them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,28 @@ found = getattr(jobs, sys.argv[1])(rank, world, *map(json.loads, sys.argv[2:]))
 pathlib.Path(json.loads(sys.argv[2]), f"rank-{rank}").write_text(json.dumps(found))
 """
 CODE = """
-import json, sys
-from tests.ranks import jobs
-json.dump(getattr(jobs, sys.argv[1])(*map(json.loads, sys.argv[2:])), sys.stdout)
+import importlib, json, sys
+jobs = importlib.import_module(sys.argv[1])
+json.dump(getattr(jobs, sys.argv[2])(*map(json.loads, sys.argv[3:])), sys.stdout)
 """
+JOBS = "tests.ranks.jobs"
 
 
 def launch(
-    job: str, world: int, folder: Path | str, *arguments: Any, timeout_s: float = 100.0, may_die: bool = False
+    job: str,
+    world: int,
+    folder: Path | str,
+    *arguments: Any,
+    timeout_s: float = 100.0,
+    may_die: bool = False,
+    module: str = JOBS,
 ) -> Any:
-    """What `job(rank, world, folder, *arguments)` returned on every rank; None of one that died."""
+    """What `job(rank, world, folder, *arguments)` of `module` returned on every rank; None of one that died."""
     running = []
     for rank in range(world):
         own = [json.dumps(value) for value in (rank, world, str(folder), *arguments)]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        command = [sys.executable, "-c", CODE, job, *own]
+        command = [sys.executable, "-c", CODE, module, job, *own]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         running.append(subprocess.Popen(command, cwd=ROOT, env=env, **pipes))
     found = []

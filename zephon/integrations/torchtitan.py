@@ -74,8 +74,8 @@ class TitanDataLoader:
         wanted = global_batch_size if global_batch_size > 0 else local_batch_size * self.dp_world_size
         if (found := lanes * cycles * size) != wanted:
             raise ConfigError(
-                f"a step of the pipeline is {lanes} lanes x {cycles} batches x {size} samples = {found}, but TorchTitan "
-                f"takes {wanted}: set training.global_batch_size to {found}"
+                f"a step of the pipeline is {lanes} lanes x {cycles} batches x {size} samples = {found}, but a step "
+                f"of TorchTitan takes {wanted}: set training.global_batch_size to {found}"
             )
 
     def _check_lanes(self) -> None:
