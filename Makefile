@@ -2,6 +2,7 @@
 #
 #   make setup      install the project with every extra into .venv
 #   make demo       the demonstration: stop half of a run, resume it on other topologies, compare every step
+#   make elastic-demo   a small GPT under torchrun, killed and resumed on 2, 3, 8 and 5 ranks, beside a run that is not
 #   make test       the whole suite
 #   make test-long  the same with 10,000 examples a property: for the night
 #   make bench      the measurements
@@ -21,7 +22,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-long bench soak soak-short lint format clean
+.PHONY: help setup demo elastic-demo test test-long bench soak soak-short lint format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -44,6 +45,9 @@ $(READY): pyproject.toml constraints-dev.txt
 
 demo: $(READY)
 	@$(BIN)/python examples/demo.py
+
+elastic-demo: $(READY)
+	@$(BIN)/python examples/elastic_demo.py --plot examples/elastic.png $(ARGS)
 
 test: $(READY)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadscope $(ARGS)
@@ -71,4 +75,5 @@ format: $(READY)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis examples/corpus examples/corpus.* bench/out
+	rm -rf examples/gpt examples/gpt-fsdp examples/accelerate-gpt examples/jax-loop.npz examples/elastic.png
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -35,6 +35,7 @@ MUST_RUN = (
     "mixing.md",
     "stateful_map.md",
     "training-batches.md",
+    "frameworks.md",
 )
 BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
