@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import os
 from contextlib import AbstractContextManager, nullcontext
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +130,10 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list
     """
     num_tokens = torch.tensor(sum(int(batch["loss_mask"].sum()) for batch in batches))
     dist.all_reduce(num_tokens)
-    turns, part = len(batches), 0.0
-    if not isinstance(model, DistributedDataParallel):
-        turns = -(-LANES // dist.get_world_size())  # FSDP gathers weights in every pass: all ranks make equally many
-    for turn in range(turns):
+    turns, part = torch.tensor(len(batches)), 0.0
+    if not isinstance(model, DistributedDataParallel):  # FSDP gathers weights in every pass: all make equally many,
+        dist.all_reduce(turns, dist.ReduceOp.MAX)  # with weight 0 where a rank has no batch left
+    for turn in range(int(turns)):
         weight = 1.0 if turn < len(batches) else 0.0
         with gradients_meet(model, now=turn == turns - 1):
             loss = summed_loss(model, batches[min(turn, len(batches) - 1)]) * weight / num_tokens
@@ -175,7 +176,7 @@ def part_of(part: float, batches: list[zp.Batch]) -> Part:
 
 def line(step: int, parts: list[Part]) -> str:
     """A step, its loss, and a digest of what all ranks together were fed, by lane: the same on any number of ranks."""
-    fed = sorted(batch for _, batches in parts for batch in batches)
+    fed = sorted((batch for _, batches in parts for batch in batches), key=itemgetter(0))
     digest = hashlib.sha256(repr(fed).encode()).hexdigest()[:16]
     return f"step {step} loss {sum(part for part, _ in parts):.9f} batch {digest}"
 

@@ -1,7 +1,7 @@
 """A pipeline as TorchTitan's data loader: (input_dict, labels) of one local batch at a time, saved and loaded with it.
 
 Written to the shape of TorchTitan's `BaseDataLoader` and of `TrainSpec.build_dataloader_fn`; neither TorchTitan nor
-torch is imported here.
+torch is imported here. Where a version of TorchTitan builds its loader in another way, construct TitanDataLoader there.
 """
 
 from __future__ import annotations
