@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -86,7 +85,7 @@ class Batch(Mapping[str, Any]):
             if isinstance(value, list):
                 total.update(canonical_bytes([name, "list", value]))
             else:
-                array = np.asarray(value)
+                array = np.asarray(value if isinstance(value, np.ndarray) else value.cpu())
                 total.update(canonical_bytes([name, _dtype_text(array.dtype), array.shape]))
                 text = array.dtype.hasobject or array.dtype.kind == "T"  # its memory holds addresses
                 total.update(canonical_bytes(array.tolist()) if text else array_bytes(array))
@@ -100,7 +99,7 @@ class Batch(Mapping[str, Any]):
 
     def copy(self) -> Batch:
         """The same batch in memory of its own."""
-        return self._with({n: v if isinstance(v, list) else copy.copy(v) for n, v in self.items()})
+        return self._with({n: _copied(v) for n, v in self.items()})
 
     def _with(self, fields: dict[str, Any]) -> Batch:
         shape = (self.lane_id, self.step, self.pass_index, self.num_samples)
@@ -123,12 +122,19 @@ def _dtype_text(dtype: np.dtype[Any]) -> Any:
     return fields_of(dtype) if dtype.names else dtype.str
 
 
+def _copied(value: Any) -> Any:
+    """An array or a tensor in memory of its own. (`copy.copy` of a tensor is one more tensor on the same memory.)"""
+    if isinstance(value, list):
+        return value
+    return value.copy() if isinstance(value, np.ndarray) else value.clone()
+
+
 def _tensor(torch: Any, value: Any) -> Any:
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
         return value
     try:
         return torch.from_numpy(value)
-    except TypeError:  # a dtype that torch does not have
+    except (TypeError, ValueError):  # a dtype that torch does not have, or another machine's order of bytes
         return value
 
 

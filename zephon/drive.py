@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from zephon.engine import STOP_TIMEOUT_S, Engine, Job, TailItem
 from zephon.errors import Closed, InternalError
@@ -18,16 +18,44 @@ from zephon.runners.engine_watch import EngineThreadWatch
 log = logging.getLogger("zephon")
 
 
+class Pins(Protocol):
+    """Registers the memory that batches lie in with a device, so that copies from it run by themselves."""
+
+    def pin(self, memory: Any) -> None:
+        """Called once for each mapping (an mmap), before a batch in it is handed out."""
+
+    def unpin(self, memory: Any) -> None:
+        """Called before the mapping goes. Returns once no copy reads it any more."""
+
+
+class Reader(NamedTuple):
+    """Who takes the batches, where that is not the user itself.
+
+    `ahead`: how many it keeps, beside the one that the user has. `pins`: what is to be told of their memory.
+    """
+
+    ahead: int = 0
+    pins: Pins | None = None
+
+
+USER = Reader()
+
+
 class Driver(Protocol):
     """What an iterator needs of a running engine: its tail, filled from elsewhere."""
 
     tail: Tail[TailItem]
+    pins: Pins | None
+    """What is told of slots, where there are any. To be set before the first batch."""
 
     def read_metrics(self) -> dict[str, dict[str, float]]:
         """Where the time went so far."""
 
     def wait(self) -> None:
         """Returns once the next item of the tail is there. Raises what stopped the engine."""
+
+    def poll(self) -> None:
+        """Puts into the tail what is there without waiting for anyone. What stopped the engine is left to `wait`."""
 
     def took(self, item: TailItem) -> TailItem:
         """Notes that an item was taken from the tail, so there is room; returns what to hand to the user for it."""
@@ -39,6 +67,8 @@ class Driver(Protocol):
 class InlineDriver:
     """Runs the engine in the thread that asks for batches, as far as the next batch needs."""
 
+    pins: Pins | None = None
+
     def __init__(self, job: Job) -> None:
         self.engine = Engine(job, inline.InlinePool, inline.INTERRUPTS, _nothing)
         self.tail, self.read_metrics = self.engine.tail, self.engine.read_metrics
@@ -47,6 +77,9 @@ class InlineDriver:
         while self.tail.peek() is None:
             if not self.engine.pump():
                 raise InternalError("the flow stands still with nothing to wait for; please report this pipeline")
+
+    def poll(self) -> None:
+        self.wait()  # there is no one else to do the work, so it is the same now and later
 
     def took(self, item: TailItem) -> TailItem:
         return item
@@ -61,6 +94,8 @@ def _nothing() -> None:
 
 class ThreadDriver:
     """Runs the engine in a thread of its own, ahead of the consumer by what the tail has room for."""
+
+    pins: Pins | None = None
 
     def __init__(self, job: Job, make_pool: MakePool = threads.ThreadPool) -> None:
         self._wake = threading.Event()  # for the engine: a result is ready, or the tail has room
@@ -108,6 +143,9 @@ class ThreadDriver:
                     raise Closed("the pipeline was closed while a batch was awaited")
                 self._ready.wait(self._engine_watch.period_s)
                 self._engine_watch.look(self._thread)
+
+    def poll(self) -> None:
+        pass  # the engine's thread fills the tail
 
     def took(self, item: TailItem) -> TailItem:
         self._wake.set()

@@ -13,7 +13,7 @@ import struct
 import threading
 from collections import deque
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -38,6 +38,9 @@ from zephon.runners.execute import StageWork
 from zephon.runners.orders import Orders
 from zephon.runners.spawn import Launcher
 
+if TYPE_CHECKING:
+    from zephon.drive import Pins
+
 log = logging.getLogger("zephon")
 
 SPARE_SLOTS = 3  # one that the trainer works on, one on the way, one that is being written
@@ -54,6 +57,8 @@ _encode = msgspec.msgpack.Encoder().encode
 class ProcessDriver:
     """Owns the launcher and the trainer's view of the slots."""
 
+    pins: Pins | None = None
+
     def __init__(self, job: Job, launcher: Launcher) -> None:
         self._job = job
         self.tail: Tail[TailItem] = Tail({lane: state.turns for lane, state in job.lanes.items()})
@@ -64,7 +69,7 @@ class ProcessDriver:
         self._leases: dict[int, Lease] = {}
         self._freed: deque[Lease] = deque()
         self._untaken: dict[int, int] = {}  # by slot, batches in the tail, which the user does not hold yet
-        self._least_slots = SPARE_SLOTS + job.prefetch_batches
+        self._least_slots = SPARE_SLOTS + job.prefetch_batches + job.read_ahead
         self._closed = False
         self._receiving = threading.Lock()
         self._error: Exception | None = None
@@ -94,6 +99,21 @@ class ProcessDriver:
                     raise self._error
                 self._receive()
 
+    def poll(self) -> None:
+        check_process(self._pid)
+        if self.tail.peek() is not None:
+            return
+        poll = select.poll()
+        with self._receiving:
+            if self._closed or self._error is not None:
+                return
+            poll.register(self._socket, select.POLLIN)
+            try:
+                while self.tail.peek() is None and poll.poll(0):
+                    self._receive()
+            except Exception as error:  # for whoever waits for a batch
+                self._error = error
+
     def took(self, item: TailItem) -> TailItem:
         """A slot that comes back is what makes room. A trainer that keeps many batches gets copies of further ones."""
         if isinstance(item, Ready):
@@ -102,7 +122,8 @@ class ProcessDriver:
                 del self._untaken[item.slot]
             if len(self._freed) * 4 >= self._most_slots:
                 self._send_freed()
-            if len(self._leases) - len(self._freed) - len(self._untaken) > self._most_slots // 2:
+            ahead = self._job.read_ahead
+            if len(self._leases) - len(self._freed) - len(self._untaken) > ahead + (self._most_slots - ahead) // 2:
                 return Ready(item.batch.copy(), item.state)
         return item
 
@@ -176,9 +197,11 @@ class ProcessDriver:
         """Batches that lie in one slot, end to end. It is free when nobody holds anything of any of them."""
         number, new_size, retired, place, size, turns, samples, states = what
         for old in retired:
-            self._slots.pop(old).close()
+            self._close_slot(self._slots.pop(old))
         if new_size:
             self._slots[number] = Segment(fds.pop(0), new_size)
+            if self.pins is not None:
+                self.pins.pin(self._slots[number].map)
             self._slot_bytes = max(self._slot_bytes, new_size)
             self._most_slots = most_slots(self._least_slots, self._slot_bytes, self._slot_limit)
         view = SlotView(self._slots[number].map, size)
@@ -198,6 +221,11 @@ class ProcessDriver:
             batch = Batch(own, lane, turn // job.cycles_per_step, job.pass_index, count, find, job.locate)
             self.tail.put(lane, Ready(batch, state, number))
             at += count
+
+    def _close_slot(self, slot: Segment) -> None:
+        if self.pins is not None:
+            self.pins.unpin(slot.map)
+        slot.close()
 
     def _send_freed(self) -> None:
         """Gives slots back, several at a time."""
@@ -241,7 +269,7 @@ class ProcessDriver:
             for buffer in self.tail.buffers.values():  # what was not delivered holds slots
                 buffer.clear()
             for slot in self._slots.values():
-                slot.close()
+                self._close_slot(slot)
             self._slots.clear()  # a mapping of which the user holds a batch goes with that batch
 
 

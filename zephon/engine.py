@@ -87,6 +87,8 @@ class Job(msgspec.Struct, frozen=True):
     """Batch slots at least, where the engine is a process of its own."""
     most_slots: int = 0
     """Batch slots at most."""
+    read_ahead: int = 0
+    """Batches that whoever takes them keeps, beside the one that the user has."""
     max_record_bytes: int = 0
 
     def locate(self, dataset: int, row: int) -> tuple[str, str, int]:

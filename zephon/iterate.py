@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from zephon.batch import Batch
-from zephon.drive import Driver
+from zephon.drive import USER, Driver, Reader
 from zephon.engine import Ready
 from zephon.errors import Closed, InternalError
 from zephon.flow.batcher import End, Failed
@@ -34,8 +34,8 @@ class BatchIterator(Iterator[Batch]):
     The engine starts with the first `next`. Raises Closed once a newer iterator, a load or `close` ended it.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, reader: Reader = USER) -> None:
+        self._session, self._reader = session, reader
         self._pass_index = min((place.pass_index for place in session.start.values()), default=0)
         self._left = session.definition.limit
         self._driver: Driver | None = None
@@ -47,7 +47,7 @@ class BatchIterator(Iterator[Batch]):
     def _running(self) -> Driver:
         """The driver, started when first asked for."""
         if self._driver is None:
-            self._driver = self._session.drive(self._pass_index)
+            self._driver = self._session.drive(self._pass_index, self._reader)
             self._closer = weakref.finalize(self, _close, self._driver, self._session)
         return self._driver
 
@@ -104,6 +104,25 @@ class BatchIterator(Iterator[Batch]):
                     item = tail.peek()
                     if not isinstance(item, End):
                         return True
+                    self._session.current[tail.finish()] = item.state
+            except BaseException as error:
+                self._stopped_by(error)
+                raise
+            return False
+
+    def ready(self) -> bool:
+        """Whether `next` would give a batch, or an error, without waiting for it. False at the end."""
+        with self._moving:
+            if self._over or self._ended is not None or self._left == 0:
+                return False
+            try:
+                driver = self._running()
+                tail = driver.tail
+                while tail.turn is not None:
+                    driver.poll()
+                    item = tail.peek()
+                    if not isinstance(item, End):
+                        return item is not None
                     self._session.current[tail.finish()] = item.state
             except BaseException as error:
                 self._stopped_by(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from zephon.batch import Batch
 from zephon.checkpoint.restore import Allowed
@@ -16,6 +16,9 @@ from zephon.iterate import BatchIterator
 from zephon.options import Options
 from zephon.session import Definition, Session
 from zephon.work.source import WorkSource
+
+if TYPE_CHECKING:
+    from zephon.integrations.device import DeviceLoader
 
 
 class Pipeline(Declared):
@@ -64,6 +67,18 @@ class Pipeline(Declared):
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:
             raise ConfigError(f"take({n!r}): a whole number of at least 0 is wanted")
         return self._derive(limit=n)
+
+    def to_device(self, device: Any, depth: int = 2) -> DeviceLoader:
+        """This pipeline's batches with their numeric arrays as torch tensors on `device`; see docs/torch.md.
+
+        device: as torch takes it ("cuda", "cuda:1", "cpu"); "cuda" is the current one. depth: batches that are copied
+        ahead of the user, beside the one that it has. The loader is iterated and asked for state and counts in place of
+        the pipeline, which it leaves alone. Raises ConfigError without torch, or without such a device.
+        """
+        from zephon.integrations.copies import copies_to
+        from zephon.integrations.device import DeviceLoader
+
+        return DeviceLoader(self._derive(), copies_to(device), depth)
 
     # -- using ---------------------------------------------------------------------------------------------------
 
@@ -121,7 +136,7 @@ class Pipeline(Declared):
         Holds the owned lanes; before the first batch all lanes, at their beginning. `zephon.merge_states` joins those
         of several groups.
         """
-        return self._session.state(after)
+        return self._session.state(None if after is None else self._session.places(after))
 
     def load_state_dict(self, state: Mapping[str, Any], allow: Iterable[str] = ()) -> None:
         """Makes `state` the start of the next `iter`. `allow` names fields of the definition that may differ,

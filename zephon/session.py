@@ -10,7 +10,7 @@ import importlib.util
 import logging
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -19,7 +19,7 @@ from zephon.batch import Batch
 from zephon.checkpoint.restore import Allowed, check_definition, check_held, check_holders, check_source, fit_lanes
 from zephon.checkpoint.schema import State, write_state
 from zephon.collective import Exchange
-from zephon.drive import DRIVERS, Driver
+from zephon.drive import DRIVERS, USER, Driver, Reader
 from zephon.engine import Job
 from zephon.errors import CheckpointError, ConfigError
 from zephon.flow.progress import LaneState, all_lost
@@ -154,8 +154,8 @@ class Session:
         target = -(-most // cycles) * cycles
         return (target, True) if fewest < target else (target + cycles, False)
 
-    def iterate(self) -> BatchIterator:
-        """A new iterator from the start; it ends the one before."""
+    def iterate(self, reader: Reader = USER) -> BatchIterator:
+        """A new iterator from the start, for `reader`; it ends the one before."""
         execution = self.definition.options.execution
         if execution.output == "torch" and importlib.util.find_spec("torch") is None:
             raise ConfigError("output='torch' needs torch: pip install zephon[torch], or leave output='numpy'")
@@ -164,7 +164,7 @@ class Session:
             log.warning("iterating again from the pipeline's start; to go on where you were, load the state")
         self._started = True
         self.current = dict(self.start)
-        iterator = BatchIterator(self)
+        iterator = BatchIterator(self, reader)
         self._iterator = weakref.ref(iterator)
         return iterator
 
@@ -181,7 +181,7 @@ class Session:
             log.warning("not one sample came out of this pass; dropped by %s", lost)
         self.start = dict(self.current)
 
-    def drive(self, pass_index: int) -> Driver:
+    def drive(self, pass_index: int, reader: Reader = USER) -> Driver:
         """A running engine for the owned lanes that are in this pass."""
         execution = self.definition.options.execution
         resolved = self.resolved
@@ -203,12 +203,15 @@ class Session:
             max_record_bytes=execution.max_record_bytes,
             stall_warn_s=execution.stall_warn_s,
             stall_timeout_s=execution.stall_timeout_s,
+            read_ahead=reader.ahead,
         )
         if execution.runner is None and DEFAULT_RUNNER == "threads":
             log.warning("runner='threads': the process runner, which is faster, needs Linux")
         runner = execution.runner or DEFAULT_RUNNER
         try:
-            return DRIVERS[runner](job)
+            driver = DRIVERS[runner](job)
+            driver.pins = reader.pins
+            return driver
         except Exception as error:
             if (known := limit_error(error, f"the start of runner '{runner}'")) is not None:
                 raise known from error
@@ -217,22 +220,24 @@ class Session:
     def _chunk_size(self, pass_index: int) -> int:
         return len(self.resolved.source.chunk(0, self.resolved.topology.num_lanes, pass_index, 0))
 
-    def state(self, after: Batch | None = None) -> dict[str, Any]:
-        """The state behind the last delivered batch, or behind `after`."""
+    def places(self, after: Batch) -> Mapping[int, LaneState]:
+        """Where the owned lanes stood behind a batch."""
+        owner, places = after._progress or (None, ())
+        if owner is not self:
+            raise CheckpointError("state_dict(after=batch): the batch did not come from this pipeline object")
+        return dict(zip(self.start, places, strict=True))
+
+    def state(self, places: Mapping[int, LaneState] | None = None) -> dict[str, Any]:
+        """The state behind the last delivered batch, or at `places` of the owned lanes."""
         data = self.definition.options.data
         if not data.deterministic:
             raise CheckpointError(
                 "deterministic=False gives up the order that a resume needs, so there is no state; "
                 "leave deterministic=True to checkpoint"
             )
-        lanes = self.current
+        lanes = self.current if places is None else places
         if not self._started and self.loaded is None:  # then every lane of the run is at its beginning
             lanes = dict.fromkeys(range(self.resolved.topology.num_lanes), next(iter(lanes.values())))
-        if after is not None:
-            owner, places = after._progress or (None, ())
-            if owner is not self:
-                raise CheckpointError("state_dict(after=batch): the batch did not come from this pipeline object")
-            lanes = dict(zip(self.start, places, strict=True))
         plan = self.resolved.plan
         return write_state(
             State(
@@ -242,7 +247,7 @@ class Session:
                 batch_size=plan.batch.size,
                 fingerprint=self.resolved.fingerprint,
                 reasons=list(plan.reasons),
-                lanes=lanes,
+                lanes=dict(lanes),
             )
         )
 
@@ -251,16 +256,17 @@ class Session:
         iterator = self._iterator() if self._iterator is not None else None
         return iterator.metrics() if iterator is not None else self.last_metrics
 
-    def counts(self) -> dict[str, Any]:
-        """What was delivered and dropped, by lane and reason, up to the last delivered sample."""
+    def counts(self, places: Mapping[int, LaneState] | None = None) -> dict[str, Any]:
+        """What was delivered and dropped, by lane and reason, up to the last delivered sample, or up to `places`."""
+        lanes = self.current if places is None else places
         reasons, notes = self.resolved.plan.reasons, self.resolved.plan.notes
 
         def counted(noted: bool) -> dict[int, dict[str, int]]:
             kept = {name: i for name, i in reasons.items() if (name in notes) is noted}
             return {
                 lane: {name: place.counts[i] for name, i in kept.items() if place.counts[i]}
-                for lane, place in self.current.items()
+                for lane, place in lanes.items()
             }
 
-        delivered = {lane: place.delivered for lane, place in self.current.items()}
+        delivered = {lane: place.delivered for lane, place in lanes.items()}
         return {"delivered": delivered, "dropped": counted(False)} | ({"noted": counted(True)} if notes else {})

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from zephon.drive import DRIVERS, Driver
+from zephon.drive import DRIVERS, Driver, Pins
 from zephon.engine import Engine, Job, TailItem
 from zephon.errors import InternalError
 from zephon.flow.task import Out, Task
@@ -113,6 +113,8 @@ class VirtualDriver:
     what must hold at any moment. Raises InternalError where nothing can move though a batch is awaited.
     """
 
+    pins: Pins | None = None
+
     def __init__(self, job: Job, schedule: Schedule, look: Callable[[Engine], None] | None = None) -> None:
         self.schedule, self._look = schedule, look
         self.moves = 0
@@ -137,10 +139,14 @@ class VirtualDriver:
             if not self.move():
                 raise InternalError("the flow stands still though a batch is awaited")
 
-    def took(self, item: TailItem) -> TailItem:
+    def poll(self) -> None:
         """Runs ahead of the consumer by a few moves."""
         for _ in range(self.schedule.random.randrange(4)):
             self.move()
+
+    def took(self, item: TailItem) -> TailItem:
+        """Runs ahead of the consumer by a few moves."""
+        self.poll()
         return item
 
     def close(self) -> None:
