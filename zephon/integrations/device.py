@@ -37,6 +37,9 @@ class DeviceLoader:
         if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
             raise ConfigError(f"to_device(depth={depth!r}): a whole number of at least 1 is wanted")
         self._pipeline, self._copies, self._depth = pipeline, copies, depth
+        self._under_way: deque[tuple[Done, Batch]] = deque()
+        """Copies that may still read host memory, and the batch that keeps it."""
+        self._closer = weakref.finalize(self, _wait_for, self._under_way)
         self._live: weakref.ref[DeviceIterator] | None = None
         self._places: Mapping[int, LaneState] | None = None
         """Where the owned lanes stand for the user; None: where the pipeline's own iterator stands."""
@@ -98,8 +101,11 @@ class DeviceLoader:
 
     def close(self) -> None:
         """Waits for copies that are under way, and ends the live iterator and everything that works for it."""
-        self._end("the loader was closed")
-        self._pipeline.close()
+        try:
+            self._end("the loader was closed")
+            _wait_for(self._under_way)
+        finally:
+            self._pipeline.close()
 
     def __enter__(self) -> DeviceLoader:
         return self
@@ -109,6 +115,13 @@ class DeviceLoader:
 
     def __repr__(self) -> str:
         return f"{self._pipeline!r}.to_device({str(self._copies.device)!r}, depth={self._depth})"
+
+
+def _wait_for(under_way: deque[tuple[Done, Batch]]) -> None:
+    """Lets go of host memory once nothing reads it any more."""
+    while under_way:
+        under_way[0][0].synchronize()
+        under_way.popleft()
 
 
 class Moving(NamedTuple):
@@ -130,8 +143,7 @@ class DeviceIterator(Iterator[Batch]):
         self._units = source.steps() if by_step else ([batch] for batch in source)
         self._copies, self._depth = loader._copies, loader._depth
         self._ahead: deque[list[Moving]] = deque()
-        self._under_way: deque[tuple[Done, Batch]] = deque()
-        """Copies that may still read host memory, and the batch that keeps it."""
+        self._under_way = loader._under_way
         self._behind: Exception | None = None
         """What comes behind the batches that are ahead: an error, or the end."""
         self._ended: str | None = None
@@ -210,10 +222,8 @@ class DeviceIterator(Iterator[Batch]):
         """Closes the iterator, once the copies under way are done; its next `next` raises Closed."""
         if not isinstance(self._behind, StopIteration) or self._ahead:
             self._ended = self._ended or reason
+        self._ahead.clear()
         try:
-            for done, _ in self._under_way:
-                done.synchronize()
+            _wait_for(self._under_way)
         finally:
-            self._ahead.clear()
-            self._under_way.clear()
             self._source.end(reason)
