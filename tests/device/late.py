@@ -7,6 +7,7 @@ allocator does.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ class LateCopies:
     def start(self, tensors: list[Any]) -> tuple[list[Any], LateDone]:
         moved = [torch.full_like(tensor, -1) for tensor in tensors]
         pairs = [
-            (new, old.data_ptr(), old.numel() * old.element_size()) for new, old in zip(moved, tensors, strict=True)
+            (new, weakref.ref(old), old.data_ptr(), old.numel() * old.element_size())
+            for new, old in zip(moved, tensors, strict=True)
         ]
         self.log.append(f"start {len(self.marks)}")
         self.marks.append(LateDone(self, len(self.marks), pairs))
@@ -47,7 +49,7 @@ class LateCopies:
 class LateDone:
     """A mark behind the copies of one batch."""
 
-    def __init__(self, owner: LateCopies, number: int, pairs: list[tuple[Any, int, int]]) -> None:
+    def __init__(self, owner: LateCopies, number: int, pairs: list[tuple[Any, Any, int, int]]) -> None:
         self._owner, self.number, self._pairs = owner, number, pairs
         self.is_done = False
 
@@ -60,8 +62,9 @@ class LateDone:
 
     def finish(self) -> None:
         if not self.is_done:
-            for new, old, size in self._pairs:
-                ctypes.memmove(new.data_ptr(), old, size)
+            for new, old, address, size in self._pairs:
+                assert old() is not None, "what a copy reads was let go"
+                ctypes.memmove(new.data_ptr(), address, size)
             self._owner.log.append(f"done {self.number}")
         self.is_done = True
 

@@ -11,7 +11,8 @@ import torch
 import zephon as zp
 from tests.device.late import LateCopies, place
 from tests.process.functions import Full
-from tests.process.helpers import line
+from tests.process.helpers import line, wait_until
+from zephon import drive_process
 from zephon.integrations.device import DeviceLoader
 
 KB = 128  # int64 in 1 KB
@@ -133,25 +134,46 @@ def test_each_slot_is_pinned_once_and_every_copy_reads_a_pinned_one() -> None:
     assert not pins.pinned
 
 
-def test_output_torch_and_the_cpu_copy_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tensors lie in the slots."""
-    from zephon import drive_process
-
-    slots: list[tuple[int, int]] = []
+@pytest.fixture
+def slots(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(address, bytes) of every slot that this process maps."""
+    found: list[tuple[int, int]] = []
     segment = drive_process.Segment
 
     def opened(*args: Any) -> Any:
         made = segment(*args)
-        slots.append(place(made.map))
+        found.append(place(made.map))
         return made
 
     monkeypatch.setattr(drive_process, "Segment", opened)
-    for size, batch in ((16, 4), (8 * KB, 2), (512 * KB, 1)):
-        plain = line(24, Full(size), batch=batch)
-        for batches in (plain.options(output="torch"), plain.to_device("cpu")):
-            with batches:
-                for found in batches:
-                    x = found["x"]
-                    assert isinstance(x, torch.Tensor)
-                    start, stop = x.data_ptr(), x.data_ptr() + x.numel() * x.element_size()
-                    assert any(at <= start < stop <= at + length for at, length in slots)
+    return found
+
+
+def lies_in(slots: list[tuple[int, int]], x: Any) -> bool:
+    start, stop = x.data_ptr(), x.data_ptr() + x.numel() * x.element_size()
+    return any(at <= start < stop <= at + length for at, length in slots)
+
+
+@pytest.mark.parametrize(("size", "batch"), [(16, 4), (8 * KB, 2), (512 * KB, 1)])
+def test_output_torch_and_the_cpu_copy_nothing(size: int, batch: int, slots: list[tuple[int, int]]) -> None:
+    """The tensors lie in the slots."""
+    plain = line(24, Full(size), batch=batch)
+    for batches in (plain.options(output="torch"), plain.to_device("cpu")):
+        with batches:
+            for found in batches:
+                assert isinstance(found["x"], torch.Tensor)
+                assert lies_in(slots, found["x"])
+
+
+def test_reading_ahead_has_slots_of_its_own(slots: list[tuple[int, int]]) -> None:
+    """With large batches there are few slots; the batches ahead must not be what makes the user's private copies."""
+    with line(30, Full(4096 * KB), batch=1, prefetch_batches=1).to_device("cpu", depth=3) as loader:
+        batches: Any = iter(loader)
+        deepest = 0
+        for number in range(20):
+            batch = next(batches)
+            assert lies_in(slots, batch["x"])
+            deepest = max(deepest, len(batches._ahead))
+            if number > 2:
+                wait_until(batches._source.ready, what="a batch")
+        assert deepest == 3
