@@ -108,6 +108,7 @@ class ProcessDriver:
             if self._closed or self._error is not None:
                 return
             poll.register(self._socket, select.POLLIN)
+            self._send_freed()  # the engine may have no slot left
             try:
                 while self.tail.peek() is None and poll.poll(0):
                     self._receive()

@@ -29,12 +29,9 @@ class LateCopies:
 
     def start(self, tensors: list[Any]) -> tuple[list[Any], LateDone]:
         moved = [torch.full_like(tensor, -1) for tensor in tensors]
-        pairs = [
-            (new, weakref.ref(old), old.data_ptr(), old.numel() * old.element_size())
-            for new, old in zip(moved, tensors, strict=True)
-        ]
+        sources = [(weakref.ref(old), old.data_ptr(), old.numel() * old.element_size()) for old in tensors]
         self.log.append(f"start {len(self.marks)}")
-        self.marks.append(LateDone(self, len(self.marks), pairs))
+        self.marks.append(LateDone(self, len(self.marks), list(zip(moved, sources, strict=True))))
         return moved, self.marks[-1]
 
     def hand_over(self, tensors: list[Any], done: LateDone) -> None:
@@ -49,7 +46,7 @@ class LateCopies:
 class LateDone:
     """A mark behind the copies of one batch."""
 
-    def __init__(self, owner: LateCopies, number: int, pairs: list[tuple[Any, Any, int, int]]) -> None:
+    def __init__(self, owner: LateCopies, number: int, pairs: list[tuple[Any, tuple[Any, int, int]]]) -> None:
         self._owner, self.number, self._pairs = owner, number, pairs
         self.is_done = False
 
@@ -62,7 +59,7 @@ class LateDone:
 
     def finish(self) -> None:
         if not self.is_done:
-            for new, old, address, size in self._pairs:
+            for new, (old, address, size) in self._pairs:
                 assert old() is not None, "what a copy reads was let go"
                 ctypes.memmove(new.data_ptr(), address, size)
             self._owner.log.append(f"done {self.number}")
