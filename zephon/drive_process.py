@@ -72,6 +72,7 @@ class ProcessDriver:
         self._least_slots = SPARE_SLOTS + job.prefetch_batches + job.read_ahead
         self._closed = False
         self._receiving = threading.Lock()
+        self._buffer = memoryview(bytearray(MOST_MESSAGE_BYTES))  # one for all: to get so much afresh takes a while
         self._error: Exception | None = None
         self._metrics: dict[str, dict[str, float]] = {"seconds": {}, "totals": {}, "deaths": {}}
         works = [
@@ -154,8 +155,8 @@ class ProcessDriver:
         watch: LauncherWatch | None = None
         while left:
             try:
-                message, ancillary, flags, _ = self._socket.recvmsg(
-                    MOST_MESSAGE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+                size, ancillary, flags, _ = self._socket.recvmsg_into(
+                    [self._buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
                 )
             except OSError as error:
                 if _is_of_a_handler(error):
@@ -172,7 +173,7 @@ class ProcessDriver:
                 fds = _descriptors(ancillary)
                 if flags & socket.MSG_CTRUNC:
                     raise _no_descriptor_left(fds)
-                return message, fds
+                return bytes(self._buffer[:size]), fds
         return b"", []
 
     def _post_mortem(self) -> str:

@@ -29,6 +29,7 @@ KEYS = [
     "share_max",
     "first_batch_s",
     "engine_us_per_record",
+    "trainer_us_per_batch",
     "peak_pss_mb",
     "details",
 ]

@@ -21,7 +21,7 @@ LoadTarget = Callable[[str], Any]
 
 def measure(spec: Spec, load_target: LoadTarget | None = None) -> Sample:
     """Runs what the spec says. Modules are imported here, so that none pays for another's."""
-    if spec.base in ("w5", "w6", "w7", "w8", "w9", "engine"):
+    if spec.base in ("w5", "w6", "w7", "w8", "w9", "engine", "consumer"):
         return _special(spec)
     if spec.system in (BARE, BARE_TWO, BARE_PIPE):
         from zephon.bench import bare
@@ -56,6 +56,10 @@ def _special(spec: Spec) -> Sample:
         from zephon.bench import serial
 
         return serial.measure(spec)
+    if spec.base == "consumer":
+        from zephon.bench import consumer
+
+        return consumer.measure(spec)
     from zephon.bench import scale
 
     return scale.measure(spec)

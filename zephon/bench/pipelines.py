@@ -42,7 +42,8 @@ def work(spec: Spec) -> Work:
     return made._replace(pipeline=made.pipeline.options(**settings))
 
 
-def _endless(dataset: Dataset) -> Pipeline:
+def endless(dataset: Dataset) -> Pipeline:
+    """One dataset again and again."""
     return Pipeline(StaticMixture([dataset], seed=1, end="repeat"))
 
 
@@ -51,12 +52,12 @@ def _w1(spec: Spec) -> Work:
         dataset = Dataset.from_list("w1", [data.text_record(row) for row in range(LISTED_ROWS)])
     else:
         dataset = data.made_dataset("w1", data.text_record, MADE_ROWS)
-    return Work(_endless(dataset).map(operators.identity).batch(W1_BATCH), touch)
+    return Work(endless(dataset).map(operators.identity).batch(W1_BATCH), touch)
 
 
 def _w2(spec: Spec) -> Work:
     records = data.CostRecords(spec.variant, spec.loops_per_us)
-    pipeline = _endless(data.made_dataset("w2", records, MADE_ROWS)).map(operators.spin_record).batch(W2_BATCH)
+    pipeline = endless(data.made_dataset("w2", records, MADE_ROWS)).map(operators.spin_record).batch(W2_BATCH)
     return Work(pipeline, partial(count_cost, records.mean_loops))
 
 
@@ -69,7 +70,7 @@ def count_cost(mean_loops: float, batch: Batch) -> float:
 def _w3(spec: Spec) -> Work:
     found = corpus.make(spec.folder)
     dataset = Dataset.from_path("w3", found.shards, index_dir=found.index_dir)
-    pipeline = _endless(dataset).tokenize(found.tokenizer).pack(PACK_LENGTH).batch(W3_BATCH)
+    pipeline = endless(dataset).tokenize(found.tokenizer).pack(PACK_LENGTH).batch(W3_BATCH)
     return Work(pipeline, count_tokens, found.tokens_per_document)
 
 
@@ -80,7 +81,7 @@ def count_tokens(batch: Batch) -> float:
 
 
 def _w4(spec: Spec) -> Work:
-    pipeline = _endless(data.made_dataset("w4", data.id_record, MADE_ROWS)).map(operators.make_array).batch(W4_BATCH)
+    pipeline = endless(data.made_dataset("w4", data.id_record, MADE_ROWS)).map(operators.make_array).batch(W4_BATCH)
     return Work(pipeline, count_bytes, operators.ARRAY_BYTES / 1e9)
 
 

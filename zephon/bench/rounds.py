@@ -100,9 +100,20 @@ def _row(spec: Spec, samples: Samples) -> Row:
         share_max=max(shares, default=None),
         first_batch_s=_median([sample.first_batch_s for sample in own]),
         engine_us_per_record=cpu.get("engine"),
+        trainer_us_per_batch=_median([sample.trainer_us_per_batch for sample in own]),
         peak_pss_mb=max((sample.pss_mb for sample in own if sample.pss_mb is not None), default=None),
-        details=_details(own, cpu) | _against_peers(spec, samples),
+        details=_details(own, cpu)
+        | _above_import(spec, own, samples[bare] if bare else [])
+        | _against_peers(spec, samples),
     )
+
+
+def _above_import(spec: Spec, own: list[Sample], bare: list[Sample]) -> dict[str, Any]:
+    """W5 with torch: seconds above those of `import torch` alone in the same rounds: median, least, most."""
+    if spec.workload != "w5:torch" or spec.system != ZEPHON:
+        return {}
+    above = [a.rate - b.rate for a, b in zip(own, bare, strict=True)]
+    return {"above_import_torch_s": [statistics.median(above), min(above), max(above)]}
 
 
 def _ratios(own: list[Sample], others: list[Sample]) -> list[float]:

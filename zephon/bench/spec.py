@@ -46,6 +46,7 @@ class Sample(msgspec.Struct, kw_only=True):
     `rate` in the unit of the workload. `lanes`: those owned, where the spec does not say. `cpu_us`: CPU microseconds a
     record by kind of process (trainer, engine, worker, launcher). `pss_mb`: proportional set size of all its processes
     in MB (10^6 bytes). `other_cores`: how many cores everything else on the machine used meanwhile.
+    `trainer_us_per_batch`: CPU microseconds of the trainer's thread a batch.
     """
 
     rate: float
@@ -54,6 +55,7 @@ class Sample(msgspec.Struct, kw_only=True):
     cpu_us: dict[str, float] = msgspec.field(default_factory=dict)
     pss_mb: float | None = None
     other_cores: float | None = None
+    trainer_us_per_batch: float | None = None
     details: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
@@ -72,5 +74,6 @@ class Row(msgspec.Struct, kw_only=True):
     share_max: float | None = None
     first_batch_s: float | None = None
     engine_us_per_record: float | None = None
+    trainer_us_per_batch: float | None = None
     peak_pss_mb: float | None = None
     details: dict[str, Any] = msgspec.field(default_factory=dict)

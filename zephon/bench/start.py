@@ -16,17 +16,20 @@ from zephon.bench.spec import BARE, Sample, Spec
 from zephon.errors import WorkerError
 
 BARE_SCRIPT = "import numpy, msgspec"
+BARE_TORCH_SCRIPT = "import torch, time; print(time.monotonic(), flush=True)"
 ZEPHON_SCRIPT = """
 import time
+{imports}
 import zephon as zp
 def same(record):
     return record
 if __name__ == "__main__":
     rows = zp.Dataset.from_list("rows", [{{"id": i, "text": "x" * 184}} for i in range(1000)])
     pipeline = zp.Pipeline(zp.StaticMixture([rows], seed=1)).map(same).batch(32)
-    with pipeline.options(runner={runner!r}, parallelism={workers}) as pipeline:
+    with pipeline.options(runner={runner!r}, parallelism={workers}, output={output!r}) as pipeline:
         batches = iter(pipeline)  # dropped at once, it would be closed before the time is taken
-        next(batches)
+        batch = next(batches)
+        batch["id"]
         print(time.monotonic(), flush=True)
 """
 TORCH_SCRIPT = """
@@ -41,13 +44,18 @@ print_time()
 
 
 def measure(spec: Spec) -> Sample:
-    """Seconds from the start of a script to its first batch; of the bare script, to its end."""
+    """Seconds from the start of a script to its first batch; of the bare script, to its end.
+
+    `w5:torch`: a script that imports torch, as one that trains does, and gets tensors; the bare one has only done that.
+    """
+    torch = spec.variant == "torch"
     if spec.system == BARE:
-        seconds = _timed(BARE_SCRIPT, prints=False)
+        seconds = _timed(BARE_TORCH_SCRIPT if torch else BARE_SCRIPT, prints=torch)
     else:
         compileall.compile_dir(Path(__file__).parents[1], quiet=2)
         script = ZEPHON_SCRIPT if spec.system == "zephon" else TORCH_SCRIPT
-        seconds = _timed(script.format(runner=spec.runner, workers=spec.parallelism), prints=True)
+        tells = {"imports": "import torch", "output": "torch"} if torch else {"imports": "", "output": "numpy"}
+        seconds = _timed(script.format(runner=spec.runner, workers=spec.parallelism, **tells), prints=True)
     return Sample(rate=seconds, first_batch_s=None if spec.system == BARE else seconds)
 
 

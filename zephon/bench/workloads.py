@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -38,6 +39,10 @@ def _check_operators(operators: str) -> None:
     serial.check(operators)
 
 
+_TORCH = importlib.util.find_spec("torch") is not None
+_SIZES = ("1KB", "1MB", "16MB")
+
+
 WORKLOADS: dict[str, Workload] = {
     "w1": Workload(
         "200-byte records, identity, batch 32",
@@ -54,7 +59,14 @@ WORKLOADS: dict[str, Workload] = {
     ),
     "w3": Workload("JSONL to tokens to sequences of 2048, batch 8", "tokens/s", bares=(BARE_TWO,)),
     "w4": Workload("arrays of 600 KB made in the worker, batch 16", "GB/s", bares=(BARE,)),
-    "w5": Workload("a fresh script to its first batch", "s", bares=(BARE,), less_is_better=True),
+    "w5": Workload(
+        "a fresh script to its first batch",
+        "s",
+        ("", "torch") if _TORCH else (),
+        bares=(BARE,),
+        less_is_better=True,
+        options=("torch",),
+    ),
     "w6": Workload(
         "restore to the first batch",
         "s",
@@ -82,6 +94,15 @@ WORKLOADS: dict[str, Workload] = {
         less_is_better=True,
         fixed="inline",
     ),
+    "consumer": Workload(
+        "CPU of the trainer's thread, from asking for a batch that is ready to having it",
+        "us/batch",
+        (*_SIZES, *(f"{size}:torch" for size in _SIZES if _TORCH)),
+        has_peers=False,
+        less_is_better=True,
+        fixed="process",
+        options=tuple(f"{size}:{what}" for size in _SIZES for what in ("torch", "device")),
+    ),
     "engine": Workload(
         "the serial part of the engine on one core, no payload",
         "records/s",
@@ -100,7 +121,7 @@ def find(name: str) -> Workload:
     base, _, variant = name.partition(":")
     workload = WORKLOADS.get(base.lower())
     if workload is not None:
-        allowed = (*workload.variants, *workload.options)
+        allowed = tuple(filter(None, dict.fromkeys((*workload.variants, *workload.options))))
         if variant and workload.check is not None:
             workload.check(variant)
         elif variant and variant not in allowed:

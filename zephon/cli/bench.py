@@ -25,7 +25,8 @@ _WIDTH = 150  # of the table where the output is no terminal
 
 def bench(
     workload: Annotated[
-        str, typer.Argument(help="w1 to w9, engine, one variant (w2:1ms), or a pipeline of your own as module.py:name")
+        str,
+        typer.Argument(help="w1 to w9, engine, consumer, a variant (w2:1ms), or your own pipeline as module.py:name"),
     ],
     runner: Annotated[str | None, typer.Option(help="Runners, with commas between: process, threads, inline.")] = None,
     parallelism: Annotated[str, typer.Option(help="Workers, with commas between.")] = "2",
