@@ -230,8 +230,7 @@ class SlotView:
     def array(self, dtype: str | bytes, shape: Sequence[int], start: int) -> NDArray[Any]:
         """The array at an offset."""
         kind: np.dtype[Any] = pickle.loads(dtype) if isinstance(dtype, bytes) else np.dtype(dtype)
-        size = kind.itemsize * math.prod(shape)
-        return self._lease[start : start + size].view(kind).reshape(shape)
+        return np.ndarray(shape, kind, self._lease, start)
 
     def fields(self, described: list[list[Any]]) -> dict[str, Any]:
         """The fields of a batch. Lists are decoded when asked for; until then they too hold the slot."""

@@ -131,7 +131,7 @@ class ProcessDriver:
 
     def _receive(self) -> None:
         """Takes one message of the engine."""
-        if len(self._leases) * 4 >= self._most_slots:  # else it has slots enough, and need not wake up for these
+        if len(self._leases) * 2 >= self._most_slots:  # else it has slots enough, and need not wake up for these
             self._send_freed()
         message, fds = self._next_message()
         kind, what = message[:1], message[1:]
