@@ -93,8 +93,8 @@ def main() -> None:
 
 def measure(torch: Any, args: Any, pinned: bool) -> Timeline:
     """One run of the loop."""
-    from zephon.integrations.copies import CudaCopies
-    from zephon.integrations.device import DeviceLoader
+    from zephon.device.copies import CudaCopies
+    from zephon.device.loader import DeviceLoader
 
     def mark() -> Any:
         event = torch.cuda.Event(enable_timing=True)

@@ -18,9 +18,9 @@ PACKAGE = Path(__file__).parent.parent / "zephon"
 
 # From the top to the bottom: names of modules and packages directly inside zephon/.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("cli", "bench", "__main__"),
+    ("cli", "integrations", "bench", "__main__"),
     ("__init__",),  # the public names
-    ("pipeline", "integrations", "declare", "session", "iterate", "collective", "identity", "means"),
+    ("pipeline", "device", "declare", "session", "iterate", "collective", "identity", "means"),
     ("engine", "engine_process", "exchange", "drive", "drive_process"),
     ("runners", "arena"),
     ("ipc", "io"),

@@ -18,7 +18,7 @@ from zephon.session import Definition, Session
 from zephon.work.source import WorkSource
 
 if TYPE_CHECKING:
-    from zephon.integrations.device import DeviceLoader
+    from zephon.device.loader import DeviceLoader
 
 
 class Pipeline(Declared):
@@ -75,8 +75,8 @@ class Pipeline(Declared):
         ahead of the user, beside the one that it has. The loader is iterated and asked for state and counts in place of
         the pipeline, which it leaves alone. Raises ConfigError without torch, or without such a device.
         """
-        from zephon.integrations.copies import copies_to
-        from zephon.integrations.device import DeviceLoader
+        from zephon.device.copies import copies_to
+        from zephon.device.loader import DeviceLoader
 
         return DeviceLoader(self._derive(), copies_to(device), depth)
 

@@ -94,6 +94,9 @@ def test_a_pipeline_of_ones_own_with_json_and_picture(tmp_path: Path, capfd: pyt
         (["w1", "--runner", "thread"], "runner"),
         (["w1", "--parallelism", "two"], "whole numbers"),
         (["w1", "--peers", "nobody"], "the peers are torch"),
+        (["consumer:2KB"], "its variants are consumer:1KB"),
+        (["consumer", "--peers", "torch"], "--peers does not apply"),
+        (["w5:torhc"], "its variants are w5:torch"),
         (["nowhere.py:pipeline"], "no file nowhere.py"),
         (["w1", "--json", "no/such/folder/rows.json"], "--json"),
     ],
@@ -132,6 +135,23 @@ def test_large_arrays_are_measured() -> None:
     sample = measure(Spec(workload="w4", runner="threads", seconds=0.05, warm_s=0.02))
     assert 0 < sample.rate < 1000  # GB/s
     assert measure(Spec(workload="w4", system="bare", seconds=0.05, warm_s=0.02)).rate > 0
+
+
+@pytest.mark.parametrize("what", ["", ":torch", ":device"])
+def test_the_trainers_own_cost_is_measured(what: str) -> None:
+    if what:
+        pytest.importorskip("torch")
+    sample = measure(Spec(workload=f"consumer:1MB{what}", runner="process", seconds=0.05, warm_s=0.02))
+    assert sample.rate == sample.trainer_us_per_batch
+    assert 0 < sample.details["median_us"] <= sample.details["p99_us"] < 100_000
+
+
+@pytest.mark.slow
+def test_a_start_with_torch_is_measured() -> None:
+    pytest.importorskip("torch")
+    bare = measure(Spec(workload="w5:torch", system="bare"))
+    assert bare.rate > measure(Spec(workload="w5", system="bare")).rate
+    assert measure(Spec(workload="w5:torch", runner="process")).rate > 0
 
 
 def test_a_start_is_measured_from_outside() -> None:

@@ -58,6 +58,20 @@ def test_rows_keep_what_belongs_to_them() -> None:
     assert zephon.peak_pss_mb == 6  # the most of all rounds
 
 
+def test_a_start_with_torch_is_told_in_seconds_above_the_import() -> None:
+    bare, zephon = Spec(workload="w5:torch", system="bare"), Spec(workload="w5:torch", runner="process")
+    rows, _ = rows_of({bare: [2.0, 4.0, 2.5], zephon: [2.2, 4.1, 2.8]})
+    assert rows[1].details["above_import_torch_s"] == pytest.approx([0.2, 0.1, 0.3])
+    assert "above_import_torch_s" not in rows[0].details
+
+
+def test_w5_is_measured_with_torch_where_there_is_torch() -> None:
+    pytest.importorskip("torch")
+    assert {spec.workload for spec in contestants(wanted("w5"))} == {"w5", "w5:torch"}
+    sizes = [f"consumer:{size}" for size in ("1KB", "1MB", "16MB")]
+    assert [spec.workload for spec in contestants(wanted("consumer"))] == [*sizes, *(f"{size}:torch" for size in sizes)]
+
+
 def test_a_workload_runs_all_its_variants_and_its_bare_limits() -> None:
     specs = contestants(wanted("w2", runners=("process", "inline"), parallelism=(1, 4)))
     names = ["w2:100us", "w2:1ms", "w2:lognormal", "w2:slow1pct"]

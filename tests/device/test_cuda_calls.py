@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.device.late import place
-from zephon.integrations.copies import CudaCopies
+from zephon.device.copies import CudaCopies
 
 
 class Recorder:

@@ -13,7 +13,7 @@ from tests.device.late import LateCopies, place
 from tests.process.functions import Full
 from tests.process.helpers import line, wait_until
 from zephon import drive_process
-from zephon.integrations.device import DeviceLoader
+from zephon.device.loader import DeviceLoader
 
 KB = 128  # int64 in 1 KB
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import zephon as zp
 from tests.process.helpers import line, to_the_error
+from zephon.device.loader import DeviceLoader
 from zephon.errors import CheckpointError, Closed, ConfigError
-from zephon.integrations.device import DeviceLoader
 
 RUNNERS = ["inline", "threads", "process"]
 

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zephon.batch import Batch
+from zephon.device.copies import Copies, Done
 from zephon.drive import Reader
 from zephon.errors import Closed, ConfigError
 from zephon.flow.progress import LaneState
-from zephon.integrations.copies import Copies, Done
 from zephon.iterate import BatchIterator
 from zephon.runners.base import Turns, check_process
 

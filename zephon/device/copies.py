@@ -1,4 +1,4 @@
-"""How tensors come onto a device: the few calls of torch and CUDA that `device.py` needs, and their order.
+"""How tensors come onto a device: the few calls of torch and CUDA that `loader.py` needs, and their order.
 
 With CUDA: copies run on a stream of their own, and an event is recorded behind those of each batch. Before the user's
 stream touches the tensors it waits for that event, on the device; the allocator is told that it uses them. Slots are

@@ -1,0 +1,1 @@
+"""Batches on a device: `Pipeline.to_device`. Nothing here imports torch before it is used."""
