@@ -269,6 +269,18 @@ def test_torch_shares_memory_and_keeps_the_rest() -> None:
 
 
 @pytest.mark.torch
+def test_what_torch_cannot_take_stays_and_copies_are_copies() -> None:
+    pytest.importorskip("torch")
+    batch = batch_of(big=np.arange(4).astype(">i4"), ids=np.arange(4), text=["a"] * 4).to_torch()
+    assert isinstance(batch["big"], np.ndarray)
+    copied = batch.copy()
+    assert copied.digest() == batch.digest()
+    copied["ids"].fill_(7)
+    copied["big"][:] = 7
+    assert batch["ids"].tolist() == batch["big"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torch_output_and_torch_in_records(workers: int) -> None:
     torch = pytest.importorskip("torch")
