@@ -13,6 +13,7 @@ import math
 import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -218,6 +219,7 @@ class SlotView:
 
     def __init__(self, memory: Any, size: int) -> None:
         self._lease = np.frombuffer(memory, np.uint8, size)
+        self._raw = memoryview(memory)
 
     def lease(self, number: int, freed: deque[Lease]) -> Lease:
         """A lease that is appended to `freed` when the last array is gone. To be kept until then."""
@@ -225,7 +227,7 @@ class SlotView:
 
     def description(self, start: int, size: int) -> Any:
         """What `write_description` put there."""
-        return _decode(self._lease[start : start + size].data)
+        return _decode(self._raw[start : start + size])
 
     def array(self, dtype: str | bytes, shape: Sequence[int], start: int) -> NDArray[Any]:
         """The array at an offset."""
@@ -245,12 +247,13 @@ class SlotView:
                 fields[name] = Blob(kind, self.array("|u1", [size], data_at), offsets)
         return fields
 
-    def origins(self, described: list[Any]) -> Origins:
-        """The origins of a batch, copied out of the slot."""
+    def origins(self, described: list[Any]) -> Callable[[], Origins]:
+        """Gives the origins of a batch, which are copied out of the slot now, and made into columns when asked for."""
         counts, total, dataset, row, path = described
-        return Origins(
-            None if counts is None else self.array("<i8", counts[:1], counts[1]).copy(),
-            self.array("<i8", [total], dataset).copy(),
-            self.array("<i8", [total], row).copy(),
-            path,
-        )
+        places = [(total, dataset), (total, row), *([counts] if counts is not None else [])]
+        return partial(_origins, [bytes(self._raw[start : start + 8 * size]) for size, start in places], path)
+
+
+def _origins(columns: list[bytes], path: list[tuple[int, ...]] | None) -> Origins:
+    dataset, row, *counts = (np.frombuffer(column, "<i8") for column in columns)
+    return Origins(counts[0] if counts else None, dataset, row, path)

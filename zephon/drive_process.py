@@ -12,6 +12,7 @@ import socket
 import struct
 import threading
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,8 @@ SPARE_SLOTS = 3  # one that the trainer works on, one on the way, one that is be
 METRICS_TIMEOUT_S = 0.3
 LOOK_S = 1  # between two looks at a launcher of which nothing is heard
 MOST_MESSAGE_BYTES = 1 << 20
+# As plain numbers: operators of the flags that `socket` has are Python code.
+_RECEIVE_FLAGS, _TRUNCATED = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0)), int(socket.MSG_CTRUNC)
 _ANCILLARY_BYTES = socket.CMSG_LEN(MOST_DESCRIPTORS * array.array("i").itemsize)
 _decode = msgspec.msgpack.Decoder().decode
 _read_state = msgspec.msgpack.Decoder(LaneState).decode
@@ -155,9 +158,7 @@ class ProcessDriver:
         watch: LauncherWatch | None = None
         while left:
             try:
-                size, ancillary, flags, _ = self._socket.recvmsg_into(
-                    [self._buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
-                )
+                size, ancillary, flags, _ = self._socket.recvmsg_into([self._buffer], _ANCILLARY_BYTES, _RECEIVE_FLAGS)
             except OSError as error:
                 if _is_of_a_handler(error):
                     raise
@@ -170,8 +171,8 @@ class ProcessDriver:
                 else:  # closed by another thread
                     break
             else:
-                fds = _descriptors(ancillary)
-                if flags & socket.MSG_CTRUNC:
+                fds = _descriptors(ancillary) if ancillary else []
+                if flags & _TRUNCATED:
                     raise _no_descriptor_left(fds)
                 return bytes(self._buffer[:size]), fds
         return b"", []
@@ -305,5 +306,5 @@ def _rows(field: Any, start: int, stop: int) -> Any:
     return field.view(start, stop) if isinstance(field, Blob) else field[start:stop]
 
 
-def _samples(found: Origins, start: int, stop: int) -> list[tuple[Origin, ...]]:
-    return found.cut(start, stop).samples()
+def _samples(found: Callable[[], Origins], start: int, stop: int) -> list[tuple[Origin, ...]]:
+    return found().cut(start, stop).samples()

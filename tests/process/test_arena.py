@@ -150,7 +150,7 @@ def test_fields_and_origins_come_out_as_they_went_in(slot: Slot) -> None:
             assert got[name].flags.writeable
         else:
             assert got[name].values() == (value.values() if isinstance(value, Blob) else value)
-    assert view.origins(described[1]).samples() == origins.samples()
+    assert view.origins(described[1])().samples() == origins.samples()
 
 
 HOLDERS = {
