@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -85,7 +86,7 @@ class Batch(Mapping[str, Any]):
             if isinstance(value, list):
                 total.update(canonical_bytes([name, "list", value]))
             else:
-                array = np.asarray(value if isinstance(value, np.ndarray) else value.cpu())
+                array = np.asarray(value.cpu() if hasattr(value, "cpu") else value)
                 total.update(canonical_bytes([name, _dtype_text(array.dtype), array.shape]))
                 text = array.dtype.hasobject or array.dtype.kind == "T"  # its memory holds addresses
                 total.update(canonical_bytes(array.tolist()) if text else array_bytes(array))
@@ -126,7 +127,7 @@ def _copied(value: Any) -> Any:
     """An array or a tensor in memory of its own. (`copy.copy` of a tensor is one more tensor on the same memory.)"""
     if isinstance(value, list):
         return value
-    return value.copy() if isinstance(value, np.ndarray) else value.clone()
+    return value.clone() if hasattr(value, "clone") else copy.copy(value)
 
 
 def _tensor(torch: Any, value: Any) -> Any:

@@ -110,6 +110,17 @@ def test_closing_waits_for_copies_before_memory_goes() -> None:
         next(batches)
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_loader_that_is_dropped_waits_too(pinned: bool) -> None:
+    copies = LateCopies(pinned)
+    loader = loader_of(line(60, Full(512 * KB), batch=1, prefetch_batches=1), copies)
+    x = next(iter(loader))["x"]
+    del loader
+    assert copies.marks
+    assert all(mark.is_done for mark in copies.marks)
+    assert (x == 0).all()
+
+
 def test_each_slot_is_pinned_once_and_every_copy_reads_a_pinned_one() -> None:
     """Batches grow, so that slots are retired on the way."""
 

@@ -39,7 +39,8 @@ class DeviceLoader:
         self._pipeline, self._copies, self._depth = pipeline, copies, depth
         self._under_way: deque[tuple[Done, Batch]] = deque()
         """Copies that may still read host memory, and the batch that keeps it."""
-        self._closer = weakref.finalize(self, _wait_for, self._under_way)
+        self._pid = os.getpid()
+        self._closer = weakref.finalize(self, _wait_for, self._under_way, self._pid)
         self._live: weakref.ref[DeviceIterator] | None = None
         self._places: Mapping[int, LaneState] | None = None
         """Where the owned lanes stand for the user; None: where the pipeline's own iterator stands."""
@@ -103,7 +104,7 @@ class DeviceLoader:
         """Waits for copies that are under way, and ends the live iterator and everything that works for it."""
         try:
             self._end("the loader was closed")
-            _wait_for(self._under_way)
+            _wait_for(self._under_way, self._pid)
         finally:
             self._pipeline.close()
 
@@ -117,9 +118,9 @@ class DeviceLoader:
         return f"{self._pipeline!r}.to_device({str(self._copies.device)!r}, depth={self._depth})"
 
 
-def _wait_for(under_way: deque[tuple[Done, Batch]]) -> None:
-    """Lets go of host memory once nothing reads it any more."""
-    while under_way:
+def _wait_for(under_way: deque[tuple[Done, Batch]], pid: int) -> None:
+    """Lets go of host memory once nothing reads it any more. A process that was forked has no part in it."""
+    while under_way and os.getpid() == pid:
         under_way[0][0].synchronize()
         under_way.popleft()
 
@@ -224,6 +225,6 @@ class DeviceIterator(Iterator[Batch]):
             self._ended = self._ended or reason
         self._ahead.clear()
         try:
-            _wait_for(self._under_way)
+            _wait_for(self._under_way, self._pid)
         finally:
             self._source.end(reason)
