@@ -27,13 +27,14 @@ from zephon.ipc.ring import Ring, ring_bytes
 from zephon.ipc.wake import Wake
 from zephon.plan.limits import TASKS_PER_WORKER
 from zephon.record import Pointers, Record
-from zephon.runners.base import Meter
+from zephon.runners.base import Given, Meter, Placer
 from zephon.runners.deaths import cause, how
 from zephon.runners.execute import StageWork
 from zephon.runners.watchdog import Stall
 from zephon.runners.whereabouts import CELLS_BYTES, STOPPED, WHOLE, Spot, Whereabouts
 from zephon.runners.wire import Builder, Notes, read_report, write_task
 
+LEAST_TASKS = 2  # of a worker, however large: one that it works on, and the next
 MOST_FAILED_STARTS = 10  # in a row: someone kills at random, or setup() does
 
 
@@ -95,7 +96,7 @@ class Wiring(msgspec.Struct, frozen=True):
 class _Piece:
     """Some slices of a task that one worker does at a time; all of them, unless the task killed a worker."""
 
-    __slots__ = ("kills", "outs", "slices", "starts")
+    __slots__ = ("kills", "outs", "places", "slices", "starts")
 
     def __init__(self, slices: list[Slice], starts: list[tuple[int, int]]) -> None:
         self.slices = slices
@@ -103,6 +104,7 @@ class _Piece:
         """For each slice, its number in the task, and how many records of that slice come before it."""
         self.kills = 0
         self.outs: list[Out] | None = None
+        self.places = Given()
 
     @property
     def num_records(self) -> int:
@@ -200,7 +202,8 @@ class _Worker:
 
     def assign(self, piece: _Piece, builder: Builder, alone: bool = False) -> None:
         self.assigned.append(piece)
-        self.tasks.send(write_task(0, piece.slices, builder, Notes(self.area.take_freed(), self._held, alone)))
+        notes = Notes(self.area.take_freed(), self._held, alone, piece.places.told)
+        self.tasks.send(write_task(0, piece.slices, builder, notes))
         self._held = []
 
     def piece_at(self, spot: Spot) -> _Piece | None:
@@ -210,24 +213,41 @@ class _Worker:
 
 
 class ProcessPool:
-    """The workers of one stage. `fork(index)` asks for a worker process on the wiring of that index."""
+    """The workers of one stage. `fork(index)` asks for a worker process on the wiring of that index.
+
+    `placer`: gives places in slots to what they make, where that is what batches are made of.
+    """
 
     def __init__(
-        self, work: StageWork, wirings: Sequence[Wiring], fork: Callable[[int], None], max_retries: int
+        self,
+        work: StageWork,
+        wirings: Sequence[Wiring],
+        fork: Callable[[int], None],
+        max_retries: int,
+        placer: Placer | None = None,
     ) -> None:
         self._work, self._fork, self._max_retries = work, fork, max_retries
         self._workers = [_Worker(i, wiring) for i, wiring in enumerate(wirings)]
+        self._placer = placer
         self._jobs: deque[_Job] = deque()
         self._limit = len(wirings) * TASKS_PER_WORKER
         self._failed_starts = 0
         self.meter = Meter()
 
     def has_room(self) -> bool:
-        return len(self._jobs) < self._limit and min(len(w.assigned) for w in self._workers) < TASKS_PER_WORKER
+        least = min(len(w.assigned) for w in self._workers)
+        return len(self._jobs) < self._limit and least < (LEAST_TASKS if self._is_much() else TASKS_PER_WORKER)
+
+    def _is_much(self) -> bool:
+        """Whether what is under way will likely fill half of the areas for large results, going by what came."""
+        out, meter = sum(job.task.num_records for job in self._jobs), self.meter
+        return 2 * out * meter.bytes > meter.records * sum(w.wiring.area.nbytes for w in self._workers)
 
     def submit(self, task: Task) -> None:
         worker = min(self._workers, key=lambda w: len(w.assigned))
         job = _Job(task, worker.index)
+        if self._placer is not None:
+            job.pieces[0].places = self._placer.give(task.slices)
         self._jobs.append(job)
         worker.assign(job.pieces[0], self._work)
 
@@ -242,14 +262,18 @@ class ProcessPool:
             if not self._collect(worker):
                 return None
         self._jobs.popleft()
-        return job.outs()
+        outs = job.outs()
+        if self._placer is not None:
+            self._placer.took(job.task.slices, outs)
+        return outs
 
     def _collect(self, worker: _Worker) -> bool:
         """Takes one message of a worker; returns whether there was one. What is not taken yet waits in its ring."""
         message = worker.results.receive()
         if message is None:
             return False
-        result = read_report(message)
+        places = worker.assigned[0].places if worker.assigned else Given()
+        result = read_report(message, places.memories)
         if result is None:
             worker.ready = True
             self._failed_starts = 0
@@ -260,7 +284,7 @@ class ProcessPool:
         for part, out in zip(piece.slices, piece.outs, strict=True):
             if out.failure is not None:
                 self._work.name_rows(part, out.failure)
-        self.meter.add(seconds, piece.num_records, len(message))
+        self.meter.add(seconds, piece.num_records, len(message) + places.num_bytes)
         return True
 
     def died(self, index: int, status: int) -> tuple[str, str]:
