@@ -139,7 +139,7 @@ class Arena:
         It is open, or leased, as long as any view of the memory that comes with it lives. None: there is none to spare.
         """
         self._sweep()
-        if len(self._open) >= min(OPEN_SLOTS, self._most - self._least):
+        if len(self._open) >= min(OPEN_SLOTS, (self._most - self._least) // 2):
             return None
         slot = next((slot for slot in reversed(self._free) if len(slot.bytes) >= size), None)
         if slot is not None:

@@ -1,9 +1,9 @@
 """Places in batch slots for large arrays, given to records when their task is handed out, before they are made.
 
 Where no accumulator stands before `batch`, the n-th record of a lane is a row of the lane's batch n // size, unless
-something is dropped before it. So a worker can write its array to that row at once, and nothing is left to copy when the
-batch is put together. What a field looks like is taken from the batch before. All this only says where bytes may lie:
-the batcher goes by the records, and a batch whose rows do not lie as they should is put together by copying.
+something is dropped before it. So a worker can write its array to that row at once, and nothing is left to copy when
+the batch is put together. What a field looks like is taken from the batch before. All this only says where bytes may
+lie: the batcher goes by the records, and a batch whose rows do not lie as they should is put together by copying.
 
 A row of a slot is given once, and the slot stays as it is as long as a task or a record has a row in it: see
 `Arena.open`. Slots are given while there are some to spare, so nothing ever waits for one here.

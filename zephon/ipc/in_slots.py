@@ -51,10 +51,9 @@ class InSlots(Stack):
         return [[np.ascontiguousarray(part) for part in self.rest]]
 
 
-def rows_in_slots(
-    dtype: str, shape: Sequence[int], start: int, runs: Sequence[Run], rest: Bytes, slots: Mapping[int, Bytes]
-) -> Stack:
+def rows_in_slots(description: Sequence[Any], rest: Bytes, slots: Mapping[int, Bytes]) -> Stack:
     """The column of a description: views on the slots, and on `rest` for rows that are in none."""
+    dtype, shape, start, runs = description
     size, at, parts = np.dtype(dtype).itemsize * math.prod(shape), 0, []
     for number, row, count in runs:
         memory, first = (slots[number], start + row * size) if number else (rest, at)
@@ -70,7 +69,10 @@ class SlotWriter:
         self._maps: dict[int, Bytes | None] = {}
 
     def put(self, columns: Columns, places: Places | None) -> Columns:
-        """The same records, those fields in slots that have places there. Slots that are no more are let go."""
+        """The same records, those fields in slots that have places there. Slots that are no more are let go.
+
+        Nothing is written where another number of records came out than went in.
+        """
         known = {slot[0]: slot for slot in places.slots} if places else {}
         for number in self._maps.keys() - known.keys():
             del self._maps[number]
@@ -112,5 +114,9 @@ def _write(parts: Sequence[Array], start: int, runs: Sequence[Run], maps: Mappin
                 rest.append(part)
             else:
                 at = start + i * size
-                memory[at : at + size].view(part.dtype).reshape(part.shape)[...] = part
+                _put(memory[at : at + size].view(part.dtype).reshape(part.shape), part)
     return rest
+
+
+def _put(place: Array, row: Array) -> None:
+    place[...] = row

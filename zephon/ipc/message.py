@@ -37,7 +37,7 @@ def rebuild_columns(
             columns[name] = Fixed(what[0], next(buffers).view(what[1]).reshape(what[2]))
             stacking.append((name, *what[:2], *what[2][1:]))
         elif form == "slots":
-            columns[name] = rows_in_slots(*what, next(buffers), slots)
+            columns[name] = rows_in_slots(what, next(buffers), slots)
             stacking.append((name, "array", what[0], *what[1]))
         elif form == "ragged":
             offsets = next(buffers).view(np.int64)

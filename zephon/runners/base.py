@@ -42,6 +42,10 @@ class Meter:
         self.records += num_records
         self.bytes += num_bytes
 
+    def bytes_of(self, num_records: int) -> float:
+        """What the results of so many records will likely be, going by those so far."""
+        return self.bytes * num_records / self.records if self.records else 0.0
+
     def task_records(self, most: int, most_bytes: int) -> int:
         """Records that are `TASK_S` of work, and at most `most_bytes` as a result."""
         if not self.records:

@@ -36,6 +36,7 @@ from zephon.runners.wire import Builder, Notes, read_report, write_task
 
 LEAST_TASKS = 2  # of a worker, however large: one that it works on, and the next
 MOST_FAILED_STARTS = 10  # in a row: someone kills at random, or setup() does
+Fork = Callable[[int], None]
 
 
 class Wiring(msgspec.Struct, frozen=True):
@@ -213,35 +214,24 @@ class _Worker:
 
 
 class ProcessPool:
-    """The workers of one stage. `fork(index)` asks for a worker process on the wiring of that index.
-
-    `placer`: gives places in slots to what they make, where that is what batches are made of.
-    """
+    """The workers of one stage. `fork(index)` asks for a worker process on the wiring of that index."""
 
     def __init__(
-        self,
-        work: StageWork,
-        wirings: Sequence[Wiring],
-        fork: Callable[[int], None],
-        max_retries: int,
-        placer: Placer | None = None,
+        self, work: StageWork, wirings: Sequence[Wiring], fork: Fork, max_retries: int, placer: Placer | None = None
     ) -> None:
         self._work, self._fork, self._max_retries = work, fork, max_retries
         self._workers = [_Worker(i, wiring) for i, wiring in enumerate(wirings)]
         self._placer = placer
         self._jobs: deque[_Job] = deque()
         self._limit = len(wirings) * TASKS_PER_WORKER
+        self._records = 0  # under way
+        self._most_bytes = sum(wiring.area.nbytes for wiring in wirings) // 2  # of their results
         self._failed_starts = 0
         self.meter = Meter()
 
     def has_room(self) -> bool:
-        least = min(len(w.assigned) for w in self._workers)
-        return len(self._jobs) < self._limit and least < (LEAST_TASKS if self._is_much() else TASKS_PER_WORKER)
-
-    def _is_much(self) -> bool:
-        """Whether what is under way will likely fill half of the areas for large results, going by what came."""
-        out, meter = sum(job.task.num_records for job in self._jobs), self.meter
-        return 2 * out * meter.bytes > meter.records * sum(w.wiring.area.nbytes for w in self._workers)
+        deep = LEAST_TASKS if self.meter.bytes_of(self._records) > self._most_bytes else TASKS_PER_WORKER
+        return len(self._jobs) < self._limit and min(len(w.assigned) for w in self._workers) < deep
 
     def submit(self, task: Task) -> None:
         worker = min(self._workers, key=lambda w: len(w.assigned))
@@ -249,6 +239,7 @@ class ProcessPool:
         if self._placer is not None:
             job.pieces[0].places = self._placer.give(task.slices)
         self._jobs.append(job)
+        self._records += task.num_records
         worker.assign(job.pieces[0], self._work)
 
     def take(self) -> list[Out] | None:
@@ -262,6 +253,7 @@ class ProcessPool:
             if not self._collect(worker):
                 return None
         self._jobs.popleft()
+        self._records -= job.task.num_records
         outs = job.outs()
         if self._placer is not None:
             self._placer.took(job.task.slices, outs)

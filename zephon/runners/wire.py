@@ -171,13 +171,13 @@ def write_result(
     """The message of a result, as parts. A record that cannot be sent becomes the failure of its slice.
 
     So does one of more than `max_record_bytes` when encoded. Where all of them together are smaller, none is looked at.
-    `put` writes columns of a whole task, from which nothing was dropped, to where they may lie instead.
+    `put` writes columns of a whole task to where they may lie instead.
     """
     try:
         columns = make_columns([record for out in outs for record in out.records])
         description, buffers = describe_columns(columns)
         fits = sum(map(_size, buffers)) <= max_record_bytes
-        if fits and put is not None and all(isinstance(out.index, range) and not out.failure for out in outs):
+        if fits and put is not None:
             description, buffers = describe_columns(put(columns))
     except Exception:
         fits = False

@@ -67,7 +67,7 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
             message_of_result = write_result(outs, seconds, blame, work.max_record_bytes, put)
             where.leave()
             results.send_waiting(message_of_result, alive)
-            del loaded, outs, message_of_result  # large arrays: the next ones are made in this memory, which is in cache
+            del loaded, outs, message_of_result  # the next arrays are made in this memory, which is in the caches
     except BaseException as error:
         stray.leave()
         _check_wakes(tasks, results)
