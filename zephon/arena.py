@@ -26,7 +26,7 @@ from zephon.ipc.codec import dump
 from zephon.ipc.columns import Blob, Bytes, is_plain_name, is_sendable, pickled
 from zephon.ipc.message import ALIGNMENT
 from zephon.ipc.segment import Segment
-from zephon.limits import num_descriptors, resource_limit
+from zephon.limits import memory_left, num_descriptors, resource_limit
 from zephon.lineage import Origins
 
 GROWTH = 1.25  # a new slot is this much larger than the batch that needs it
@@ -145,8 +145,8 @@ class Arena:
         if slot is not None:
             self._free.remove(slot)
         elif len(self.slots) < self._most and self._bytes <= self._most_bytes and self._wanted >= size:
-            slot = self._new()
-        else:
+            slot = self._new_if_plenty()
+        if slot is None:
             return None
         memory = np.frombuffer(slot.segment.map, np.uint8)
         self._open[slot.number] = slot, lease(memory, slot.number, self._let_go)
@@ -197,6 +197,15 @@ class Arena:
         slot = self.slots[self._numbers] = Slot(self._numbers, self._wanted)
         self._bytes += slot.segment.size
         return slot
+
+    def _new_if_plenty(self) -> Slot | None:
+        """A slot, where memory is left for as many as other batches may want."""
+        left = memory_left()
+        if left is not None and left < (self._least + 1) * self._wanted:
+            return None
+        with contextlib.suppress(ConfigError):
+            return self._new()
+        return None
 
     def _retire(self, slot: Slot) -> None:
         self._bytes -= slot.segment.size

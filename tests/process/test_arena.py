@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from zephon import arena
 from zephon.arena import Arena, NoRoom, Slot, SlotView, most_slots, write_description, write_fields, write_origins
+from zephon.errors import ConfigError
 from zephon.ipc.area import Lease
 from zephon.ipc.columns import Blob, make_column
 from zephon.lineage import Origins
@@ -225,6 +226,25 @@ def test_a_lease_ends_with_the_last_view_of_any_kind(kind: str, slot: Slot) -> N
     gc.collect()
     assert [each.number for each in freed] == [9]
     assert freed[0] is lease
+
+
+@pytest.mark.parametrize("left", [None, 1 << 20], ids=["refused", "short"])
+def test_where_memory_is_short_no_slot_is_opened(left: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there already may be used for rows; other batches get what is left."""
+
+    def refuse(*args: Any) -> Slot:
+        raise ConfigError("no room")
+
+    made = Arena(4)
+    slot, _ = made.write(lambda slot: slot.empty(1 << 20, np.uint8))
+    monkeypatch.setattr(arena, "memory_left", lambda: left)
+    monkeypatch.setattr(arena, "Slot", refuse)
+    assert made.open(1 << 20, 1 << 20) is None
+    made.release(slot.number)
+    opened = made.open(1 << 20, 1 << 20)
+    assert opened is not None
+    assert opened[0] is slot
+    slot.segment.close()
 
 
 def test_a_put_that_fails_gives_its_slot_back() -> None:
