@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -51,6 +52,9 @@ class Slot:
         self.announced = False
         self.bytes = np.frombuffer(self.segment.map, np.uint8)
         self.used = 0
+        stat = os.fstat(self.segment.fd)
+        self.file = [number, self.segment.fd, self.segment.size, stat.st_dev, stat.st_ino]
+        """By what a worker finds it: `ipc/in_slots.py`."""
         self.kept = 0
         """Bytes at its start for rows that workers write there; see `Arena.open`."""
 

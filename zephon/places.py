@@ -67,7 +67,7 @@ class SlotPlaces:
         memories: dict[int, Bytes] = {}
         for piece in slices:
             self._give_lane(self._lanes[piece.lane], len(piece), runs, memories)
-        slots = [[slot.number, slot.segment.fd, slot.segment.size] for slot in self._arena.slots.values()]
+        slots = [slot.file for slot in self._arena.slots.values()]
         placed = sum(count for number, _, count in runs if number)
         told = Places(self._pid, slots, runs, self._layout.fields)
         return Given(told, memories, placed * self._layout.row_bytes)
@@ -130,10 +130,10 @@ def _layout(fields: Mapping[str, Any]) -> _Layout:
     """Rows of large arrays, field behind field."""
     found, at, row_bytes = [], 0, 0
     for name, value in fields.items():
-        if isinstance(value, np.ndarray) and is_plain_name(name) and is_sendable(value.dtype):
-            size = value[0].nbytes
-            if size >= LARGE_BYTES:
-                found.append((name, value.dtype.str, value.shape[1:], at))
-                at += value.nbytes + -value.nbytes % ALIGNMENT
-                row_bytes += size
+        if not isinstance(value, np.ndarray) or value.nbytes < LARGE_BYTES * len(value):
+            continue
+        if is_plain_name(name) and is_sendable(value.dtype):
+            found.append((name, value.dtype.str, value.shape[1:], at))
+            at += value.nbytes + -value.nbytes % ALIGNMENT
+            row_bytes += value.nbytes // len(value)
     return _Layout(tuple(found), at, row_bytes)

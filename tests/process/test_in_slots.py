@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 
 import zephon as zp
 from tests.process.helpers import children, launcher, slow, wait_until
+from zephon.ipc.columns import make_columns
+from zephon.ipc.in_slots import Places, SlotWriter
 from zephon.testing.oracle import OracleLane
 from zephon.testing.points import DEATHS, Faults
 
@@ -216,3 +219,17 @@ class HideProc:
 
 
 MAKE["no proc"] = lambda p: p.map(HideProc())
+
+
+def test_another_file_under_the_number_of_a_slot_is_not_touched(tmp_path: Path) -> None:
+    """The engine is dead, its process number is another program's, and that has a file open there."""
+    path = tmp_path / "precious"
+    path.write_bytes(bytes(1 << 20))
+    columns = make_columns([images({"id": 1})])
+    with open(path, "r+b") as file:
+        stat = os.fstat(file.fileno())
+        field = ["x", "|u1", [SIZE], 0]
+        for inode, is_it in ((stat.st_ino + 1, False), (stat.st_ino, True)):
+            slot = [1, file.fileno(), 1 << 20, stat.st_dev, inode]
+            SlotWriter().put(columns, Places(os.getpid(), [slot], [[1, 0, 1]], [field]))
+            assert any(path.read_bytes()) == is_it

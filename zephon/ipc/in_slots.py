@@ -29,7 +29,7 @@ class Places(NamedTuple):
     pid: int
     """The engine's."""
     slots: Sequence[Sequence[int]]
-    """[number, descriptor, bytes] of each slot that there is."""
+    """[number, descriptor, bytes, device, inode] of each slot that there is."""
     runs: Sequence[Run]
     fields: Sequence[Sequence[Any]]
     """[name, dtype, shape of a row, where the rows begin in a slot] of each field that has places."""
@@ -89,17 +89,24 @@ class SlotWriter:
                 written[name] = InSlots(column.parts, start, runs, _write(column.parts, start, runs, maps))
         return Columns(written, columns.num_records)
 
-    def _map(self, pid: int, number: int, fd: int, size: int) -> Bytes | None:
+    def _map(self, pid: int, number: int, fd: int, size: int, *file: int) -> Bytes | None:
         if number not in self._maps:
             self._maps[number] = None
             with contextlib.suppress(OSError, ValueError):
-                own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
-                try:
-                    memory = mmap.mmap(own, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-                finally:
-                    os.close(own)
-                self._maps[number] = np.frombuffer(memory, np.uint8)
+                self._maps[number] = _mapped(f"/proc/{pid}/fd/{fd}", size, file)
         return self._maps[number]
+
+
+def _mapped(path: str, size: int, file: tuple[int, ...]) -> Bytes | None:
+    """The memory of a slot. None where another file is there: the engine is dead, and its number a new process's."""
+    own = os.open(path, os.O_RDWR)
+    try:
+        found = os.fstat(own)
+        if (found.st_dev, found.st_ino) != file:
+            return None
+        return np.frombuffer(mmap.mmap(own, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE), np.uint8)
+    finally:
+        os.close(own)
 
 
 def _write(parts: Sequence[Array], start: int, runs: Sequence[Run], maps: Mapping[int, Bytes | None]) -> list[Array]:
