@@ -16,6 +16,7 @@ import zephon as zp
 from tests.process.helpers import children, launcher, slow, wait_until
 from zephon.ipc.columns import make_columns
 from zephon.ipc.in_slots import Places, SlotWriter
+from zephon.plan.limits import aligned
 from zephon.testing.oracle import OracleLane
 from zephon.testing.points import DEATHS, Faults
 
@@ -222,6 +223,15 @@ class HideProc:
 
 
 MAKE["no proc"] = lambda p: p.map(HideProc())
+
+
+@pytest.mark.parametrize(
+    ("most", "size", "records"),
+    [(13, 16, 8), (40, 16, 32), (16, 16, 16), (13, 17, 13), (6, 30, 6), (1, 16, 1)],
+)
+def test_tasks_end_where_batches_end(most: int, size: int, records: int) -> None:
+    """Where that makes them at most half as large."""
+    assert aligned(most, size) == records
 
 
 def test_another_file_under_the_number_of_a_slot_is_not_touched(tmp_path: Path) -> None:
