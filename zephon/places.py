@@ -75,7 +75,7 @@ class SlotPlaces:
     def _give_lane(self, lane: _Lane, left: int, runs: list[Run], memories: dict[int, Bytes]) -> None:
         while left:
             row = lane.number % self._size
-            if row == 0:
+            if row == 0 and lane.number >= 0:
                 lane.slot = self._next_slot(lane)
             count = min(left, self._size - row)
             if lane.slot is not None:
