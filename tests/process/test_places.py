@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -34,14 +35,26 @@ def batch(row_bytes: int, names: str = "x") -> dict[str, Any]:
     return {name: np.zeros((SIZE, row_bytes), np.uint8) for name in names}
 
 
+ARENAS: list[Arena] = []
+
+
+def close_all() -> None:
+    while ARENAS:
+        for slot in ARENAS.pop().slots.values():
+            slot.segment.close()
+
+
 @pytest.fixture
-def large_from_8_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def large_from_8_bytes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(places, "LARGE_BYTES", 8)
     monkeypatch.setattr(arena, "LEAST_SLOT_BYTES", 4096)
+    yield
+    close_all()
 
 
 def made(lanes: int = 1, skip: int = 0) -> SlotPlaces:
-    found = SlotPlaces(Arena(4), SIZE, {lane: LaneState(skip=skip) for lane in range(lanes)})
+    ARENAS.append(Arena(4))
+    found = SlotPlaces(ARENAS[-1], SIZE, {lane: LaneState(skip=skip) for lane in range(lanes)})
     found.learn(batch(16), SIZE, 1024)
     return found
 
@@ -127,6 +140,7 @@ def test_no_byte_is_given_twice(steps: list[Step]) -> None:
             elif tasks and what != "let go":
                 count, _ = tasks.popleft()
                 placer.took(slices(count), outs(count if what == "took" else count // 2))
+    close_all()
 
 
 def take_note(found: Given, used: list[tuple[weakref.ref[Any], set[int]]]) -> None:
