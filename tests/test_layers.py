@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),  # the public names
     ("pipeline", "device", "declare", "session", "iterate", "collective", "identity", "means"),
     ("engine", "engine_process", "exchange", "drive", "drive_process"),
+    ("places",),
     ("runners", "arena"),
     ("ipc", "io"),
     ("ops", "plan", "flow", "checkpoint", "work"),

@@ -9,7 +9,9 @@ what it did could be cut short by a Ctrl-C, which Python would then swallow.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,10 +25,10 @@ from numpy.typing import NDArray
 from zephon.errors import ConfigError
 from zephon.ipc.area import Lease, lease
 from zephon.ipc.codec import dump
-from zephon.ipc.columns import Blob, is_plain_name, is_sendable, pickled
+from zephon.ipc.columns import Blob, Bytes, is_plain_name, is_sendable, pickled
 from zephon.ipc.message import ALIGNMENT
 from zephon.ipc.segment import Segment
-from zephon.limits import num_descriptors, resource_limit
+from zephon.limits import memory_left, num_descriptors, resource_limit
 from zephon.lineage import Origins
 
 GROWTH = 1.25  # a new slot is this much larger than the batch that needs it
@@ -35,6 +37,7 @@ MOST_SLOTS = 16
 WORKER_DESCRIPTORS = 5  # of one worker in the engine and in the launcher: four wake-ups, a pidfd
 ENGINE_DESCRIPTORS = 40  # of the rest there: sockets, the event loop, rings and shared lists
 SPARE_DESCRIPTORS = 8  # left to the trainer for what else it opens
+OPEN_SLOTS = 4  # that rows are on their way to, at most: they come on top of the others
 ARENA_BYTES = 16 << 20  # of all slots together, where more than the least number is possible
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -50,6 +53,11 @@ class Slot:
         self.announced = False
         self.bytes = np.frombuffer(self.segment.map, np.uint8)
         self.used = 0
+        stat = os.fstat(self.segment.fd)
+        self.file = [number, self.segment.fd, self.segment.size, stat.st_dev, stat.st_ino]
+        """By what a worker finds it: `ipc/in_slots.py`."""
+        self.kept = 0
+        """Bytes at its start for rows that workers write there; see `Arena.open`."""
 
     def empty(self, shape: Any, dtype: Any) -> NDArray[Any]:
         """An array in the slot. Raises NoRoom."""
@@ -113,20 +121,65 @@ class Arena:
         self._numbers = 0
         self._bytes = 0  # of all slots
         self.leased: dict[int, Slot] = {}
+        self.slots: dict[int, Slot] = {}
+        self._open: dict[int, tuple[Slot, Lease]] = {}
+        self._let_go: deque[Lease] = deque()
         self._wanted = LEAST_SLOT_BYTES
         self._retired: list[int] = []
 
     @property
     def has_slot(self) -> bool:
         """Whether a batch can be written now."""
-        return bool(self._free) or (len(self.leased) < self._most and self._bytes + self._wanted <= self._most_bytes)
+        self._sweep()
+        return bool(self._free) or (len(self.slots) < self._most and self._bytes + self._wanted <= self._most_bytes)
 
     @property
     def _most_bytes(self) -> int:
-        return max(ARENA_BYTES, self._least * self._wanted)
+        """Those that are open come on top: `least` of them are always left to batches that are put together here."""
+        return max(ARENA_BYTES, self._least * self._wanted) + len(self._open) * self._wanted
 
-    def write(self, put: Callable[[Slot], Any]) -> tuple[Slot, Any]:
-        """Leases a slot, and writes a batch into it with `put`, again in a larger one where it does not fit."""
+    def open(self, size: int, kept: int) -> tuple[Slot, Bytes] | None:
+        """A slot of at least `size` bytes, of which the first `kept` are for rows of a batch that is on its way.
+
+        It is open, or leased, as long as any view of the memory that comes with it lives. None: there is none to spare.
+        """
+        self._sweep()
+        if len(self._open) >= min(OPEN_SLOTS, (self._most - self._least) // 2):
+            return None
+        slot = next((slot for slot in reversed(self._free) if len(slot.bytes) >= size), None)
+        if slot is not None:
+            self._free.remove(slot)
+        elif len(self.slots) < self._most and self._bytes <= self._most_bytes and self._wanted >= size:
+            slot = self._new_if_plenty()
+        if slot is None:
+            return None
+        memory = np.frombuffer(slot.segment.map, np.uint8)
+        self._open[slot.number] = slot, lease(memory, slot.number, self._let_go)
+        slot.kept = kept
+        return slot, memory
+
+    def _sweep(self) -> None:
+        """Takes back open slots that nobody has rows in any more."""
+        while self._let_go:
+            slot, _ = self._open.pop(self._let_go.popleft().number)
+            if slot.number not in self.leased:
+                self._recycle(slot)
+
+    def home(self, memory: Any) -> Slot | None:
+        """The open slot that came with this memory."""
+        return next((slot for slot, known in self._open.values() if known() is memory), None)
+
+    def write(self, put: Callable[[Slot], Any], home: Slot | None = None) -> tuple[Slot, Any]:
+        """Leases a slot, and writes a batch into it with `put`, again in a larger one where it does not fit.
+
+        home: the slot that its rows lie in.
+        """
+        if home is not None:
+            home.used = home.kept
+            with contextlib.suppress(NoRoom):
+                written = put(home)
+                self.leased[home.number] = home
+                return home, written
         while True:
             slot = self._free.pop() if self._free else self._new()
             slot.used = 0
@@ -146,12 +199,22 @@ class Arena:
         while self._free and self._bytes + self._wanted > self._most_bytes:
             self._retire(self._free.pop())
         self._numbers += 1
-        slot = Slot(self._numbers, self._wanted)
+        slot = self.slots[self._numbers] = Slot(self._numbers, self._wanted)
         self._bytes += slot.segment.size
         return slot
 
+    def _new_if_plenty(self) -> Slot | None:
+        """A slot, where memory is left for as many as other batches may want."""
+        left = memory_left()
+        if left is not None and left < (self._least + 1) * self._wanted:
+            return None
+        with contextlib.suppress(ConfigError):
+            return self._new()
+        return None
+
     def _retire(self, slot: Slot) -> None:
         self._bytes -= slot.segment.size
+        del self.slots[slot.number]
         slot.bytes = np.empty(0, np.uint8)
         slot.segment.close()
         if slot.announced:
@@ -164,7 +227,12 @@ class Arena:
 
     def release(self, number: int) -> None:
         """The trainer has let go of a slot."""
+        self._sweep()
         slot = self.leased.pop(number)
+        if number not in self._open:
+            self._recycle(slot)
+
+    def _recycle(self, slot: Slot) -> None:
         if slot.segment.size < self._wanted and self._bytes > self._most_bytes - self._wanted:
             self._retire(slot)  # the next batch will likely want a larger one, and there must be room for that
         else:

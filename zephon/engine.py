@@ -39,7 +39,7 @@ from zephon.ops.accumulator import Accumulator
 from zephon.ops.base import as_zephon_error, let_through
 from zephon.ops.batch import collate
 from zephon.plan.graph import Plan
-from zephon.plan.limits import lane_limit, pending_limit
+from zephon.plan.limits import aligned, lane_limit, pending_limit
 from zephon.record import event_at, first_origin, record_of
 from zephon.runners.base import MakePool, RunnerPool
 from zephon.runners.execute import StageWork, build_error
@@ -50,7 +50,7 @@ from zephon.work.source import WorkSource
 LEAST_DRY_POINTERS = 32_768
 STOP_TIMEOUT_S = 1.0
 FIRST_TASK_RECORDS = 8  # before it is known what a record costs
-TASKS_IN_RING = 4  # results that a worker's ring should have room for
+RINGS_IN_TASK = 2  # the most that its results take: half of an area for large ones (`runners/rings.py`)
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -258,8 +258,8 @@ class Engine:
             return
         for stage, pool in zip(self.stages, self.pools, strict=True):
             if pool.meter.records:
-                most_bytes = self.job.ring_bytes // TASKS_IN_RING
-                stage.task_records = pool.meter.task_records(self.job.task_records, most_bytes)
+                most = pool.meter.task_records(self.job.task_records, self.job.ring_bytes * RINGS_IN_TASK)
+                stage.task_records = aligned(most, self.job.plan.batch.size)
 
     def _way_is_free(self, number: int) -> bool:
         return number >= len(self.pendings) or self.pendings[number].has_room

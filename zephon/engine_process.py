@@ -31,6 +31,7 @@ from zephon.ipc.codec import send_whole
 from zephon.limits import limit_error
 from zephon.lineage import origins_in
 from zephon.ops.batch import collate, stacking_of
+from zephon.places import SlotPlaces
 from zephon.runners import stacks, threads
 from zephon.runners.deaths import Survived
 from zephon.runners.execute import StageWork
@@ -100,6 +101,9 @@ class _Server:
         self._sent_held = {lane: state.held for lane, state in job.lanes.items()}
         self._sample_bytes = float(SHARED_BYTES)  # of the batch before; at first nothing is known to be small
         stages = iter(wirings)
+        plan = job.plan
+        direct = not plan.formatters and not plan.accumulators
+        self._places = SlotPlaces(self._arena, plan.batch.size, job.lanes) if direct else None
 
         def make_pool(work: StageWork, workers: int, notify: Callable[[], None]) -> ProcessPool:
             stage = len(self._pools)
@@ -108,7 +112,8 @@ class _Server:
                 with contextlib.suppress(ConnectionError):  # it is dead, as its end of the socket is about to tell
                     launcher.send(_encode([stage, index, number]))
 
-            self._pools.append(ProcessPool(work, next(stages), ask, job.max_worker_retries))
+            placer = self._places if stage == len(wirings) - 1 else None
+            self._pools.append(ProcessPool(work, next(stages), ask, job.max_worker_retries, placer))
             self._guards.append(Guard(self._pools[-1], job.stall_warn_s, job.stall_timeout_s, ask, self._warn))
             return self._pools[-1]
 
@@ -210,7 +215,7 @@ class _Server:
         items: list[bytes] = []
         fds: list[int] = []
         while not self._unsent and tail.turn is not None and (item := tail.peek()) is not None:
-            if isinstance(item, Cut) and not self._arena.has_slot:
+            if isinstance(item, Cut) and not self._arena.has_slot and self._home([item]) is None:
                 break
             items.append(self._encoded(item, fds))
             sent = True
@@ -259,7 +264,7 @@ class _Server:
         began, cuts = time.perf_counter(), [cut for _, cut in taken]
         self._where.call(BATCH, taken[0][0])
         held = self._new_held(taken)
-        slot, place = self._arena.write(lambda slot: self._write(slot, cuts, held))
+        slot, place = self._arena.write(lambda slot: self._write(slot, cuts, held), self._home(cuts))
         self._sent_held.update({taken[i][0]: cuts[i].state.held for i, _ in held})
         samples = [cut.num_samples for cut in cuts]
         self._sample_bytes = slot.used / sum(samples)
@@ -275,6 +280,10 @@ class _Server:
         self._engine.metrics.seconds["collate"] += time.perf_counter() - began
         self._where.call(FLOW)
         return _encode(["B", [lane for lane, _ in taken], *what, turns, samples, states])
+
+    def _home(self, cuts: list[Cut]) -> Slot | None:
+        """The slot in which a batch lies already, where its workers wrote it there."""
+        return self._places.home(cuts[0]) if self._places is not None and len(cuts) == 1 else None
 
     def _new_held(self, taken: list[tuple[int, Cut]]) -> list[tuple[int, tuple[bytes, ...]]]:
         """(number of the batch, what its state holds) where that is not what the trainer has of the lane."""
@@ -317,5 +326,10 @@ class _Server:
         held: what accumulators held at the places of some, which may be too much for a message.
         """
         segments = [segment for cut in cuts for segment in cut.segments]
-        fields = write_fields(slot, collate(segments, slot.empty, self._formatters))
-        return write_description(slot, [fields, write_origins(slot, origins_in(segments, slot.empty)), held])
+        fields = collate(segments, slot.empty, self._formatters)
+        described = write_fields(slot, fields)
+        origins = write_origins(slot, origins_in(segments, slot.empty))
+        place = write_description(slot, [described, origins, held])
+        if self._places is not None and len(cuts) == 1:
+            self._places.learn(fields, cuts[0].num_samples, slot.used)
+        return place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import zephon as zp
@@ -353,12 +355,30 @@ except zp.errors.Closed:
 def test_the_environment_of_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_VARIABLE", "mine")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    with line(4, partial(look, names=["MY_VARIABLE", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM"])) as pipeline:
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=1000")
+    names = ["MY_VARIABLE", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "GLIBC_TUNABLES"]
+    with line(4, partial(look, names=names)) as pipeline:
         seen = next(iter(pipeline))
     assert seen["MY_VARIABLE"] == ["mine"] * 4
     assert seen["OMP_NUM_THREADS"] == ["1"] * 4
     assert seen["TOKENIZERS_PARALLELISM"] == ["false"] * 4
     assert os.environ["OMP_NUM_THREADS"] == "7"
+    tunables = seen["GLIBC_TUNABLES"][0].split(":")
+    assert "glibc.malloc.mmap_threshold=0x2000000" in tunables
+    assert tunables[-1] == "glibc.malloc.trim_threshold=1000"  # the last one counts
+
+
+@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="other C libraries have their own ways")
+def test_the_heap_of_a_worker_keeps_its_pages() -> None:
+    with line(8, count_faults, parallelism=1) as pipeline:
+        assert next(iter(pipeline))["faults"][-1] < 200
+
+
+def count_faults(record: dict[str, Any]) -> dict[str, Any]:
+    """Page faults of making 8 arrays of 600 KB at once: given back and mapped again they would have 1,168 pages."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    arrays = [np.full(598_016, i, np.uint8) for i in range(8)]
+    return {"faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, "sum": sum(map(len, arrays))}
 
 
 def look(record: dict[str, Any], names: list[str]) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from zephon import arena
-from zephon.arena import Arena, Slot, SlotView, most_slots, write_description, write_fields, write_origins
+from zephon.arena import Arena, NoRoom, Slot, SlotView, most_slots, write_description, write_fields, write_origins
+from zephon.errors import ConfigError
 from zephon.ipc.area import Lease
 from zephon.ipc.columns import Blob, make_column
 from zephon.lineage import Origins
@@ -38,6 +39,7 @@ class ArenaMachine(RuleBasedStateMachine):
         self.arena, self.least = Arena(least), least
         self.flying: deque[tuple[Slot, int, int]] = deque()
         self.held: list[tuple[Slot, int, int]] = []
+        self.rows: list[tuple[Any, int]] = []  # memory of open slots, and what was written there
         self.sizes: dict[int, int] = {}  # what the trainer has mapped
         self.written = 0
 
@@ -51,7 +53,9 @@ class ArenaMachine(RuleBasedStateMachine):
             slot.empty(size, np.uint8)[:] = value
             return size
 
-        slot, _ = self.arena.write(put)
+        self.send(*self.arena.write(put), value)
+
+    def send(self, slot: Slot, size: int, value: int) -> None:
         for number in self.arena.take_retired():
             del self.sizes[number]
         if not slot.announced:
@@ -59,6 +63,44 @@ class ArenaMachine(RuleBasedStateMachine):
             assert slot.number not in self.sizes
         self.sizes[slot.number] = slot.segment.size
         self.flying.append((slot, size, value))
+
+    @rule(size=st.integers(1, 9000), room=st.integers(0, 200_000))
+    def open(self, size: int, room: int) -> None:
+        """Rows of a batch are on their way to a slot."""
+        if (opened := self.arena.open(size + room, size)) is None:
+            return
+        slot, memory = opened
+        assert len(slot.bytes) >= size + room
+        assert slot.number not in self.arena.leased
+        self.written += 1
+        memory[:] = self.written % 251
+        self.rows.append((memory, self.written % 251))
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), fits=st.booleans())
+    def finish(self, data: st.DataObject, fits: bool) -> None:
+        """A batch that lies in its slot. What else it has may not fit there: then it is put together as any other."""
+        memory, value = self.rows.pop(data.draw(st.integers(0, len(self.rows) - 1)))
+        home = self.arena.home(memory)
+        assert home is not None
+        kept = home.kept
+        assert (memory == value).all(), "another batch was written over its rows"
+
+        def put(slot: Slot) -> int:
+            if slot is home and not fits:
+                raise NoRoom
+            if slot is not home:
+                slot.empty(kept, np.uint8)[:] = memory[:kept]
+            return kept
+
+        if fits or self.arena.has_slot:
+            self.send(*self.arena.write(put, home), value)
+
+    @precondition(lambda self: self.rows)
+    @rule()
+    def abandon(self) -> None:
+        """No batch is made of what lies there."""
+        self.rows.pop()
 
     @precondition(lambda self: self.flying)
     @rule(keep=st.booleans())
@@ -89,8 +131,8 @@ class ArenaMachine(RuleBasedStateMachine):
     def memory_is_bounded(self) -> None:
         wanted = self.arena._wanted
         mapped = sum(self.sizes.values())
-        assert mapped <= max(SMALL["ARENA_BYTES"], self.least * wanted) + wanted
-        assert len(self.sizes) <= SMALL["MOST_SLOTS"] + 1
+        assert mapped <= max(SMALL["ARENA_BYTES"], self.least * wanted) + (1 + arena.OPEN_SLOTS) * wanted
+        assert len(self.arena.slots) <= SMALL["MOST_SLOTS"] + 1
 
     @invariant()
     def what_is_leased_is_known(self) -> None:
@@ -101,7 +143,8 @@ class ArenaMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "patch"):
             self.patch.stop()
-            for slot in [*self.arena.leased.values(), *self.arena._free]:
+            self.rows.clear()
+            for slot in self.arena.slots.values():
                 slot.bytes = np.empty(0, np.uint8)
                 slot.segment.close()
 
@@ -183,6 +226,25 @@ def test_a_lease_ends_with_the_last_view_of_any_kind(kind: str, slot: Slot) -> N
     gc.collect()
     assert [each.number for each in freed] == [9]
     assert freed[0] is lease
+
+
+@pytest.mark.parametrize("left", [None, 1 << 20], ids=["refused", "short"])
+def test_where_memory_is_short_no_slot_is_opened(left: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there already may be used for rows; other batches get what is left."""
+
+    def refuse(*args: Any) -> Slot:
+        raise ConfigError("no room")
+
+    made = Arena(4)
+    slot, _ = made.write(lambda slot: slot.empty(1 << 20, np.uint8))
+    monkeypatch.setattr(arena, "memory_left", lambda: left)
+    monkeypatch.setattr(arena, "Slot", refuse)
+    assert made.open(1 << 20, 1 << 20) is None
+    made.release(slot.number)
+    opened = made.open(1 << 20, 1 << 20)
+    assert opened is not None
+    assert opened[0] is slot
+    slot.segment.close()
 
 
 def test_a_put_that_fails_gives_its_slot_back() -> None:

@@ -31,7 +31,7 @@ TIMES = 2  # deaths at a point: a task is halved, and halved again
 
 def large(record: dict[str, Any]) -> dict[str, Any]:
     """So large that a task's result goes through the area beside the ring."""
-    return {**record, "large": np.full(6000, record["id"])}
+    return {**record, "large": np.full(9000, record["id"])}
 
 
 def work(**options: Any) -> zp.Pipeline:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zephon.batch import LazyList
+from zephon.ipc.adjacent import in_one_piece
 from zephon.ipc.codec import dump
 from zephon.ops.batch import stack_values
 from zephon.record import Record
@@ -50,6 +51,15 @@ class Fixed:
     def __len__(self) -> int:
         return len(self.array)
 
+    @property
+    def make(self) -> tuple[Any, ...]:
+        """What two columns must have in common to be one."""
+        return self.kind, self.array.dtype, self.array.shape[1:]
+
+    def pieces(self, start: int, stop: int) -> list[Array]:
+        """Rows start .. stop - 1, each piece as [n, *shape]."""
+        return [self.array[start:stop]]
+
     def cut(self, start: int, stop: int) -> Fixed:
         return Fixed(self.kind, self.array[start:stop])
 
@@ -61,7 +71,7 @@ class Fixed:
 
 
 class Stack(Fixed):
-    """A fixed column of large arrays that still lie where they were made: they are copied once, into the message."""
+    """A fixed column of large arrays, each where it lies: where it was made, or in the slot that it was written to."""
 
     def __init__(self, parts: Sequence[Array]) -> None:
         self.kind, self.parts = "array", parts
@@ -70,8 +80,21 @@ class Stack(Fixed):
     def array(self) -> Array:  # type: ignore[override]
         return np.stack(self.parts)
 
+    def value(self, i: int) -> Any:
+        return self.parts[i]
+
     def __len__(self) -> int:
         return len(self.parts)
+
+    @property
+    def make(self) -> tuple[Any, ...]:
+        return self.kind, self.parts[0].dtype, self.parts[0].shape
+
+    def pieces(self, start: int, stop: int) -> list[Array]:
+        return [part[None] for part in self.parts[start:stop]]
+
+    def cut(self, start: int, stop: int) -> Stack:
+        return Stack(self.parts[start:stop])
 
     def describe(self) -> list[Any]:
         first = self.parts[0]
@@ -317,12 +340,14 @@ def _join(runs: list[tuple[Column, int, int]], empty: Callable[..., Any]) -> Any
     """Runs of columns of one field as the field of a batch, by the rule of `ops.batch.stack_values`."""
     first = runs[0][0]
     if isinstance(first, Fixed) and all(_alike(first, column) for column, _, _ in runs):
-        total = sum(stop - start for _, start, stop in runs)
-        joined = empty((total, *first.array.shape[1:]), first.array.dtype.newbyteorder("="))
+        pieces = [piece for column, start, stop in runs for piece in cast(Fixed, column).pieces(start, stop)]
+        if isinstance(first, Stack) and (whole := in_one_piece(pieces)) is not None:
+            return whole
+        joined = empty((sum(map(len, pieces)), *pieces[0].shape[1:]), pieces[0].dtype.newbyteorder("="))
         at = 0
-        for column, start, stop in runs:
-            joined[at : at + stop - start] = cast(Fixed, column).array[start:stop]
-            at += stop - start
+        for piece in pieces:
+            joined[at : at + len(piece)] = piece
+            at += len(piece)
         return joined
     if isinstance(first, Blob) and first.kind != "pickle" and all(column.kind == first.kind for column, _, _ in runs):
         return _joined_blob(first.kind, cast("list[tuple[Blob, int, int]]", runs), empty)
@@ -330,12 +355,7 @@ def _join(runs: list[tuple[Column, int, int]], empty: Callable[..., Any]) -> Any
 
 
 def _alike(one: Fixed, other: Column) -> bool:
-    return one is other or (
-        isinstance(other, Fixed)
-        and other.kind == one.kind
-        and other.array.dtype == one.array.dtype
-        and other.array.shape[1:] == one.array.shape[1:]
-    )
+    return one is other or (isinstance(other, Fixed) and other.make == one.make)
 
 
 def _joined_blob(kind: str, runs: list[tuple[Blob, int, int]], empty: Callable[..., Any]) -> Blob:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from zephon.ipc.columns import Array, Blob, Bytes, Column, Columns, Fixed, Ragged
+from zephon.ipc.in_slots import rows_in_slots
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
@@ -24,14 +26,19 @@ def describe_columns(columns: Columns) -> tuple[list[Any], list[Array | list[Arr
     return [columns.num_records, described], [b for c in own.values() for b in c.buffers()]
 
 
-def rebuild_columns(description: list[Any], buffers: Iterator[Bytes]) -> Columns:
-    """The columns of a description over their buffers, as views."""
+def rebuild_columns(
+    description: list[Any], buffers: Iterator[Bytes], slots: Mapping[int, Bytes] = MappingProxyType({})
+) -> Columns:
+    """The columns of a description over their buffers, and over slots that rows were written to, as views."""
     columns: dict[str, Column] = {}
     stacking: list[tuple[Any, ...]] = []
     for name, form, *what in description[1]:
         if form == "fixed":
             columns[name] = Fixed(what[0], next(buffers).view(what[1]).reshape(what[2]))
             stacking.append((name, *what[:2], *what[2][1:]))
+        elif form == "slots":
+            columns[name] = rows_in_slots(what, next(buffers), slots)
+            stacking.append((name, "array", what[0], *what[1]))
         elif form == "ragged":
             offsets = next(buffers).view(np.int64)
             columns[name] = Ragged(next(buffers).view(what[0]).reshape(what[1]), offsets)

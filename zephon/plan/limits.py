@@ -20,6 +20,13 @@ def task_records(wanted: int | None = None) -> int:
     return MOST_TASK_RECORDS if wanted is None else wanted
 
 
+def aligned(most: int, size: int) -> int:
+    """Records of a task so that ends of tasks are often ends of batches of `size`: more than half of `most`."""
+    if most >= size:
+        return most // size * size
+    return next((records for records in range(most, most // 2, -1) if size % records == 0), most)
+
+
 def lane_limit(plan: Plan, records: int) -> int:
     """Pointers of one lane on their way: enough for a lane that the others wait for to use every worker.
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 from zephon.errors import Closed
 from zephon.flow.stage import Pool
+from zephon.flow.task import Out, Slice
+from zephon.ipc.in_slots import Places
 from zephon.runners.execute import StageWork
 
 TASK_S = 0.016
@@ -39,6 +42,10 @@ class Meter:
         self.records += num_records
         self.bytes += num_bytes
 
+    def bytes_of(self, num_records: int) -> float:
+        """What the results of so many records will likely be, going by those so far."""
+        return self.bytes * num_records / self.records if self.records else 0.0
+
     def task_records(self, most: int, most_bytes: int) -> int:
         """Records that are `TASK_S` of work, and at most `most_bytes` as a result."""
         if not self.records:
@@ -55,6 +62,27 @@ class RunnerPool(Pool, Protocol):
 
     def close(self, timeout_s: float) -> None:
         """Ends the workers. Results not taken are lost; nothing may be submitted any more."""
+
+
+class Given(NamedTuple):
+    """The places of a task's records."""
+
+    told: Places | None = None
+    """What the worker is told of them."""
+    memories: Mapping[int, Any] = MappingProxyType({})
+    """The slots, by number, which are kept for the task by this."""
+    num_bytes: int = 0
+    """Of all records that have one."""
+
+
+class Placer(Protocol):
+    """Who gives places in slots: `zephon/places.py`."""
+
+    def give(self, slices: Sequence[Slice]) -> Given:
+        """Places for the records of the next task."""
+
+    def took(self, slices: Sequence[Slice], outs: Sequence[Out]) -> None:
+        """What the oldest task became that has not been told yet."""
 
 
 MakePool = Callable[[StageWork, int, Callable[[], None]], RunnerPool]

@@ -11,6 +11,17 @@ import sys
 from collections.abc import Iterable
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
+_GLIBC = "GLIBC_TUNABLES"
+# For the C library. Arrays of some hundred KB come from the heap, which keeps what it had: else each of them is mapped
+# afresh and given back, and the page faults cost ten times what is done with it. And copies of so much go past the
+# caches: a batch's slot is not read soon, and the C library's own limit for that may be hundreds of MB on a part of a
+# large machine. `rep movsb` would be taken first, and is slow on some of AMD's. Other C libraries ignore all of it.
+_TUNABLES = {
+    "glibc.malloc.mmap_threshold": 32 << 20,  # the most that it takes
+    "glibc.malloc.trim_threshold": 64 << 20,
+    "glibc.cpu.x86_non_temporal_threshold": 1 << 19,
+    "glibc.cpu.x86_rep_movsb_threshold": 1 << 40,
+}
 # The path comes in a file: an argument may have 128 KiB.
 _CODE = """
 import sys
@@ -34,11 +45,16 @@ def write_path(path: Iterable[object]) -> int:
 
 
 def environment() -> dict[str, str]:
-    """The environment of the tree: one thread for each numeric library, one hash seed for all processes."""
+    """The environment of the tree: one thread for each numeric library, one hash seed for all processes.
+
+    And a C library that is set up for large arrays; what the user says of it (GLIBC_TUNABLES) counts.
+    """
     ignored = "PYTHON" if sys.flags.ignore_environment else "\0"
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ignored)}
     threads = dict.fromkeys(_ONE_THREAD, "1")
-    return {**inherited, **threads, "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0"}
+    tunables = ":".join([*(f"{name}={value:#x}" for name, value in _TUNABLES.items()), inherited.get(_GLIBC, "")])
+    own = {"TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0", _GLIBC: tunables.rstrip(":")}
+    return {**inherited, **threads, **own}
 
 
 def _flags() -> list[str]:

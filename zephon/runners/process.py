@@ -27,14 +27,16 @@ from zephon.ipc.ring import Ring, ring_bytes
 from zephon.ipc.wake import Wake
 from zephon.plan.limits import TASKS_PER_WORKER
 from zephon.record import Pointers, Record
-from zephon.runners.base import Meter
+from zephon.runners.base import Given, Meter, Placer
 from zephon.runners.deaths import cause, how
 from zephon.runners.execute import StageWork
 from zephon.runners.watchdog import Stall
 from zephon.runners.whereabouts import CELLS_BYTES, STOPPED, WHOLE, Spot, Whereabouts
 from zephon.runners.wire import Builder, Notes, read_report, write_task
 
+LEAST_TASKS = 2  # of a worker, however large: one that it works on, and the next
 MOST_FAILED_STARTS = 10  # in a row: someone kills at random, or setup() does
+Fork = Callable[[int], None]
 
 
 class Wiring(msgspec.Struct, frozen=True):
@@ -95,7 +97,7 @@ class Wiring(msgspec.Struct, frozen=True):
 class _Piece:
     """Some slices of a task that one worker does at a time; all of them, unless the task killed a worker."""
 
-    __slots__ = ("kills", "outs", "slices", "starts")
+    __slots__ = ("kills", "outs", "places", "slices", "starts")
 
     def __init__(self, slices: list[Slice], starts: list[tuple[int, int]]) -> None:
         self.slices = slices
@@ -103,6 +105,7 @@ class _Piece:
         """For each slice, its number in the task, and how many records of that slice come before it."""
         self.kills = 0
         self.outs: list[Out] | None = None
+        self.places = Given()
 
     @property
     def num_records(self) -> int:
@@ -200,7 +203,8 @@ class _Worker:
 
     def assign(self, piece: _Piece, builder: Builder, alone: bool = False) -> None:
         self.assigned.append(piece)
-        self.tasks.send(write_task(0, piece.slices, builder, Notes(self.area.take_freed(), self._held, alone)))
+        notes = Notes(self.area.take_freed(), self._held, alone, piece.places.told)
+        self.tasks.send(write_task(0, piece.slices, builder, notes))
         self._held = []
 
     def piece_at(self, spot: Spot) -> _Piece | None:
@@ -213,22 +217,29 @@ class ProcessPool:
     """The workers of one stage. `fork(index)` asks for a worker process on the wiring of that index."""
 
     def __init__(
-        self, work: StageWork, wirings: Sequence[Wiring], fork: Callable[[int], None], max_retries: int
+        self, work: StageWork, wirings: Sequence[Wiring], fork: Fork, max_retries: int, placer: Placer | None = None
     ) -> None:
         self._work, self._fork, self._max_retries = work, fork, max_retries
         self._workers = [_Worker(i, wiring) for i, wiring in enumerate(wirings)]
+        self._placer = placer
         self._jobs: deque[_Job] = deque()
         self._limit = len(wirings) * TASKS_PER_WORKER
+        self._records = 0  # under way
+        self._most_bytes = sum(wiring.area.nbytes for wiring in wirings) // 2  # of their results
         self._failed_starts = 0
         self.meter = Meter()
 
     def has_room(self) -> bool:
-        return len(self._jobs) < self._limit and min(len(w.assigned) for w in self._workers) < TASKS_PER_WORKER
+        deep = LEAST_TASKS if self.meter.bytes_of(self._records) > self._most_bytes else TASKS_PER_WORKER
+        return len(self._jobs) < self._limit and min(len(w.assigned) for w in self._workers) < deep
 
     def submit(self, task: Task) -> None:
         worker = min(self._workers, key=lambda w: len(w.assigned))
         job = _Job(task, worker.index)
+        if self._placer is not None:
+            job.pieces[0].places = self._placer.give(task.slices)
         self._jobs.append(job)
+        self._records += task.num_records
         worker.assign(job.pieces[0], self._work)
 
     def take(self) -> list[Out] | None:
@@ -242,14 +253,19 @@ class ProcessPool:
             if not self._collect(worker):
                 return None
         self._jobs.popleft()
-        return job.outs()
+        self._records -= job.task.num_records
+        outs = job.outs()
+        if self._placer is not None:
+            self._placer.took(job.task.slices, outs)
+        return outs
 
     def _collect(self, worker: _Worker) -> bool:
         """Takes one message of a worker; returns whether there was one. What is not taken yet waits in its ring."""
         message = worker.results.receive()
         if message is None:
             return False
-        result = read_report(message)
+        places = worker.assigned[0].places if worker.assigned else Given()
+        result = read_report(message, places.memories)
         if result is None:
             worker.ready = True
             self._failed_starts = 0
@@ -260,7 +276,7 @@ class ProcessPool:
         for part, out in zip(piece.slices, piece.outs, strict=True):
             if out.failure is not None:
                 self._work.name_rows(part, out.failure)
-        self.meter.add(seconds, piece.num_records, len(message))
+        self.meter.add(seconds, piece.num_records, len(message) + places.num_bytes)
         return True
 
     def died(self, index: int, status: int) -> tuple[str, str]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ from zephon.errors import ZephonError
 from zephon.flow.task import Out, Slice, Task
 from zephon.ipc.codec import dump
 from zephon.ipc.columns import Array, Columns, make_columns
+from zephon.ipc.in_slots import Places
 from zephon.ipc.message import describe_columns, read_message, rebuild_columns, write_message
 from zephon.record import Block, Handle, Lineage, Origin, Pointers, Record, first_origin, join, num_parts, start_of
 
@@ -56,9 +58,12 @@ class Notes(NamedTuple):
     """(start, size) of those that are held still, from a worker before it."""
     alone: bool = False
     """The task, or one near it, may have killed a worker: nothing else is to be begun beside it."""
+    places: Places | None = None
+    """Where in batch slots its large arrays may be written."""
 
 
 _NOTHING = Notes()
+_NO_SLOTS: Mapping[int, Any] = MappingProxyType({})
 
 
 class Builder(Protocol):
@@ -124,8 +129,8 @@ def _build_columns(handles: Sequence[Handle], builder: Builder) -> Columns:
 
 def read_task(memory: Any) -> tuple[Task, Notes]:
     """The task of a message, and what else it says. Nothing refers to `memory` any more."""
-    (seq, shape, later, (freed, held, alone)), buffers = read_message(memory)
-    notes = Notes(freed, [(start, size) for start, size in held], alone)
+    (seq, shape, later, (freed, held, alone, places)), buffers = read_message(memory)
+    notes = Notes(freed, [(start, size) for start, size in held], alone, places and Places(*places))
     if later is None:
         return Task(seq, _pointer_slices(shape, buffers)), notes
     description, known, groups = later
@@ -157,15 +162,23 @@ Blame = Callable[[int, int, Exception | int], ZephonError]
 
 
 def write_result(
-    outs: list[Out], seconds: dict[str, float], blame: Blame, max_record_bytes: int = sys.maxsize
+    outs: list[Out],
+    seconds: dict[str, float],
+    blame: Blame,
+    max_record_bytes: int = sys.maxsize,
+    put: Callable[[Columns], Columns] | None = None,
 ) -> list[Any]:
     """The message of a result, as parts. A record that cannot be sent becomes the failure of its slice.
 
     So does one of more than `max_record_bytes` when encoded. Where all of them together are smaller, none is looked at.
+    `put` writes columns of a whole task to where they may lie instead.
     """
     try:
-        description, buffers = describe_columns(make_columns([record for out in outs for record in out.records]))
+        columns = make_columns([record for out in outs for record in out.records])
+        description, buffers = describe_columns(columns)
         fits = sum(map(_size, buffers)) <= max_record_bytes
+        if fits and put is not None:
+            description, buffers = describe_columns(put(columns))
     except Exception:
         fits = False
     if not fits:
@@ -235,17 +248,22 @@ def write_report(kind: str, error: BaseException | None = None) -> list[Any]:
     return write_message([kind, dump(error) if error is not None else None], [])
 
 
-def read_report(memory: Any) -> tuple[list[Out], dict[str, float]] | None:
-    """(outs, seconds) of a result, the records being views on `memory`; None for "ready"; raises what "failed" says."""
+def read_report(memory: Any, slots: Mapping[int, Any] = _NO_SLOTS) -> tuple[list[Out], dict[str, float]] | None:
+    """(outs, seconds) of a result; None for "ready"; raises what "failed" says.
+
+    The records are views on `memory`, and on `slots` where they were written there.
+    """
     (kind, *what), buffers = read_message(memory)
     if kind == "failed":
         raise _error(what[0])
-    return None if kind == "ready" else _read_result(what, buffers)
+    return None if kind == "ready" else _read_result(what, buffers, slots)
 
 
-def _read_result(what: list[Any], buffers: Iterator[Any]) -> tuple[list[Out], dict[str, float]]:
+def _read_result(
+    what: list[Any], buffers: Iterator[Any], slots: Mapping[int, Any]
+) -> tuple[list[Out], dict[str, float]]:
     description, shape, extra, seconds = what
-    columns = rebuild_columns(description, buffers)
+    columns = rebuild_columns(description, buffers, slots)
     outs = []
     ends = list(accumulate(count for count, _ in shape))
     for (count, whole), (measured, path, drops, failure), end in zip(shape, extra, ends, strict=True):

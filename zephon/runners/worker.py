@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 from zephon.errors import InternalError, ZephonError, describe, set_place
@@ -14,6 +15,7 @@ from zephon.ipc import stray
 from zephon.ipc.area import Area
 from zephon.ipc.channel import Receiver, Sender
 from zephon.ipc.codec import send_whole
+from zephon.ipc.in_slots import SlotWriter
 from zephon.limits import limit_error
 from zephon.runners import interpreter, signals, stacks
 from zephon.runners.ahead import Ahead
@@ -46,7 +48,7 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
         where.leave()
         _check_wakes(tasks, results)
         results.send_waiting(write_report("ready"), alive)
-        inbox, ahead = _Inbox(tasks, results.area, alive), Ahead(work)
+        inbox, ahead, slots = _Inbox(tasks, results.area, alive), Ahead(work), SlotWriter()
         following: Task | None = None
         while True:
             task = following or inbox.wait()
@@ -61,9 +63,11 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
             seconds["fetch"] += fetch_s
             where.enter(RESULT)
             blame = lambda number, index, problem, task=task: work.refuse(task, number, index, problem)  # noqa: E731
-            message_of_result = write_result(outs, seconds, blame, work.max_record_bytes)
+            put = partial(slots.put, places=task.places)
+            message_of_result = write_result(outs, seconds, blame, work.max_record_bytes, put)
             where.leave()
             results.send_waiting(message_of_result, alive)
+            del loaded, outs, message_of_result  # the next arrays are made in this memory, which is in the caches
     except BaseException as error:
         stray.leave()
         _check_wakes(tasks, results)
@@ -91,6 +95,7 @@ class _Inbox:
         if message is None:
             return None
         task, notes = read_task(message)
+        task.places = notes.places
         self.alone = notes.alone
         if self._area is not None:
             if notes.held:

@@ -49,6 +49,7 @@ WORKER_POINTS: Final = (
     "published",  # a frame is in the ring, and not announced
     "block",  # in the middle of a block of the area for large results
     "named",  # the block is complete, and its frame not yet in the ring
+    "row",  # in the middle of a row of a slot
     "written",  # behind a result
 )
 ENGINE_POINTS: Final = ("engine gives", "engine takes", "engine writes", "engine sends")
@@ -243,6 +244,7 @@ def _modules(*names: str) -> list[Any]:
 
 def _in_worker(hit: Callable[[str], None]) -> None:
     execute, worker, channel, ring = _modules("runners.execute", "runners.worker", "ipc.channel", "ipc.ring")
+    (in_slots,) = _modules("ipc.in_slots")
     memory, jsonl, parquet = _modules("io.memory", "io.jsonl", "io.parquet")
     for shard in (memory.ListShard, jsonl.JsonlShard, parquet.ParquetShard):
         _before(shard, "read", hit, "reading")
@@ -273,6 +275,12 @@ def _in_worker(hit: Callable[[str], None]) -> None:
         fill(memory, start, _Torn(views, lambda: hit("block"), passes=0))
         hit("named")
 
+    def put_torn_row(place: Any, row: Any) -> None:
+        place[: len(row) // 2] = row[: len(row) // 2]
+        hit("row")
+        place[...] = row
+
+    in_slots._put = put_torn_row
     execute.StageWork.setup, channel.Receiver.receive = set_up, received
     ring.Ring.put, channel._fill = put_torn, fill_torn
 
