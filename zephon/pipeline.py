@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,6 +20,7 @@ from zephon.work.source import WorkSource
 
 if TYPE_CHECKING:
     from zephon.device.loader import DeviceLoader
+    from zephon.torch_loader import TorchDataset
 
 
 class Pipeline(Declared):
@@ -158,6 +160,18 @@ class Pipeline(Declared):
         of them has no state, where ranks of one group stand at different places, or where one is not heard of in time.
         """
         return self._session.exchange.checkpoint(self.state_dict, group, timeout_s)
+
+    def to_torch(self) -> TorchDataset:
+        """This group's batches as a torch IterableDataset, for `DataLoader(dataset, batch_size=None, num_workers=n)`.
+
+        It starts where the next `iter` of this pipeline would, and is on its own from there: ask *it* for the state.
+        Call it on the rank that uses it, after torch.distributed is initialised. docs/torch.md says more.
+        """
+        if importlib.util.find_spec("torch") is None:
+            raise ConfigError("to_torch() needs torch: pip install zephon[torch]")
+        from zephon.torch_loader.dataset import Origin, TorchDataset
+
+        return TorchDataset(Origin.of(self._definition, self._session))
 
     def _end_iterator(self, reason: str) -> None:
         if self._opened is not None:

@@ -61,14 +61,32 @@ class Resolved(msgspec.Struct, frozen=True):
     fingerprint: Fingerprint
 
 
+def _find_topology(options: Options, replicas: int | None) -> Topology:
+    """Who this process is; says what the user should know of it."""
+    identity = find_identity()
+    if identity is not None:
+        log.info("rank %d of %d, from %s", identity.rank, identity.world_size, identity.origin)
+    topology, notices = resolve_topology(options.topology, replicas, identity)
+    for notice in notices:
+        log.warning("%s", notice)
+    return topology
+
+
 class Session:
     """The mutable part of one Pipeline object."""
 
-    def __init__(self, definition: Definition, loaded: State | None = None, allow: Allowed | None = None) -> None:
+    def __init__(
+        self,
+        definition: Definition,
+        loaded: State | None = None,
+        allow: Allowed | None = None,
+        topology: Topology | None = None,
+    ) -> None:
+        """topology: who this process is, where another one has found that out for it."""
         self.definition = definition
         self.loaded = loaded
         self.allow = allow or Allowed()
-        self.resolved = self._resolve()
+        self.resolved = self._resolve(topology)
         self._iterator: weakref.ref[BatchIterator] | None = None
         self.last_metrics: dict[str, dict[str, float]] = {"seconds": {}, "totals": {}, "deaths": {}}
         self.start = self._first_start()
@@ -77,7 +95,7 @@ class Session:
         self._started = False
         self.exchange = Exchange(self.resolved.topology, definition.options.topology)
 
-    def _resolve(self) -> Resolved:
+    def _resolve(self, topology: Topology | None) -> Resolved:
         definition, state = self.definition, self.loaded
         options = definition.options
         replicas = options.data.canonical_replicas
@@ -89,17 +107,13 @@ class Session:
         if state is not None and replicas is None:
             replicas = state.canonical_replicas
             log.info("canonical_replicas=%d comes from the state", replicas)
-        identity = find_identity()
-        if identity is not None:
-            log.info("rank %d of %d, from %s", identity.rank, identity.world_size, identity.origin)
-        topology, notices = resolve_topology(options.topology, replicas, identity)
+        if topology is None:
+            topology = _find_topology(options, replicas)
         if not options.data.deterministic and topology.world_size > topology.num_groups:
             raise ConfigError(
                 f"deterministic=False with {topology.world_size} ranks in {topology.num_groups} groups: the ranks of "
                 "one group would get different batches; leave deterministic=True"
             )
-        for notice in notices:
-            log.warning("%s", notice)
         source = definition.source
         if state is not None and state.seed != source.seed:
             log.warning("the seed %d comes from the state, not %d from the source", state.seed, source.seed)
@@ -227,28 +241,33 @@ class Session:
             raise CheckpointError("state_dict(after=batch): the batch did not come from this pipeline object")
         return dict(zip(self.start, places, strict=True))
 
-    def state(self, places: Mapping[int, LaneState] | None = None) -> dict[str, Any]:
-        """The state behind the last delivered batch, or at `places` of the owned lanes."""
-        data = self.definition.options.data
-        if not data.deterministic:
+    def check_state(self) -> None:
+        """Raises CheckpointError where the pipeline has no state."""
+        if not self.definition.options.data.deterministic:
             raise CheckpointError(
                 "deterministic=False gives up the order that a resume needs, so there is no state; "
                 "leave deterministic=True to checkpoint"
             )
+
+    def state(self, places: Mapping[int, LaneState] | None = None) -> dict[str, Any]:
+        """The state behind the last delivered batch, or at `places` of the owned lanes."""
+        self.check_state()
         lanes = self.current if places is None else places
         if not self._started and self.loaded is None:  # then every lane of the run is at its beginning
             lanes = dict.fromkeys(range(self.resolved.topology.num_lanes), next(iter(lanes.values())))
+        return write_state(self.state_of(lanes))
+
+    def state_of(self, lanes: Mapping[int, LaneState]) -> State:
+        """A state of this pipeline with these lanes."""
         plan = self.resolved.plan
-        return write_state(
-            State(
-                seed=self.resolved.source.seed,
-                canonical_replicas=self.resolved.topology.num_lanes,
-                cycles_per_step=data.cycles_per_step,
-                batch_size=plan.batch.size,
-                fingerprint=self.resolved.fingerprint,
-                reasons=list(plan.reasons),
-                lanes=dict(lanes),
-            )
+        return State(
+            seed=self.resolved.source.seed,
+            canonical_replicas=self.resolved.topology.num_lanes,
+            cycles_per_step=self.definition.options.data.cycles_per_step,
+            batch_size=plan.batch.size,
+            fingerprint=self.resolved.fingerprint,
+            reasons=list(plan.reasons),
+            lanes=dict(lanes),
         )
 
     def metrics(self) -> dict[str, dict[str, float]]:

@@ -5,6 +5,7 @@
  "fingerprint": {...},                                                what the pipeline is, field by field
  "reasons": ["keep.filtered", ...],                                   names of the positions in counts
  "checksum",                                                          of all the above
+ "loader": {...},                                                     only of `to_torch`: for the same worker, see there
  "lanes": {"0": {"pass", "chunk", "offset", "skip",                   the place: where to start again
                  "samples", "turns",                                  delivered in this pass
                  "delivered", "counts",                               of the whole run
@@ -57,7 +58,12 @@ def write_state(state: State) -> dict[str, Any]:
     """The state as a new tree of plain data: json, msgpack and pickle carry it, and nothing of it is shared."""
     header: dict[str, Any] = json.loads(json.dumps(state.header()))
     header["checksum"] = _checksum(header)
-    return {**header, "lanes": {str(lane): _write_lane(lane_state) for lane, lane_state in sorted(state.lanes.items())}}
+    return {**header, "lanes": write_lanes(state.lanes)}
+
+
+def write_lanes(lanes: Mapping[int, LaneState]) -> dict[str, Any]:
+    """The field `lanes` of a state."""
+    return {str(lane): _write_lane(place) for lane, place in sorted(lanes.items())}
 
 
 def _write_lane(state: LaneState) -> dict[str, Any]:
@@ -67,7 +73,7 @@ def _write_lane(state: LaneState) -> dict[str, Any]:
 
 
 def _checksum(header: Mapping[str, Any]) -> str:
-    fields = {name: value for name, value in header.items() if name not in ("checksum", "lanes")}
+    fields = {name: value for name, value in header.items() if name not in ("checksum", "lanes", "loader")}
     return hashlib.blake2b(json.dumps(fields, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 

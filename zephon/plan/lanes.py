@@ -25,6 +25,9 @@ class Topology(msgspec.Struct, frozen=True):
     strategy: str
     world_size: int
     rank: int
+    share: int = 0
+    num_shares: int = 1
+    """Which part of the group's lanes this process feeds, where workers of a torch DataLoader divide them."""
 
     def lanes_of(self, group: int) -> list[int]:
         """The lanes that a group owns, ascending.
@@ -39,8 +42,8 @@ class Topology(msgspec.Struct, frozen=True):
 
     @property
     def lanes(self) -> list[int]:
-        """The lanes of this process's group."""
-        return self.lanes_of(self.group)
+        """The lanes of this process's group, or of its share: the j-th lane of a group is in share j mod num_shares."""
+        return self.lanes_of(self.group)[self.share :: self.num_shares]
 
 
 def resolve_topology(
