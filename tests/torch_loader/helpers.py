@@ -38,8 +38,9 @@ def line(lanes: int, rows: int = 60, **options: Any) -> zp.Pipeline:
 
 
 def loader(dataset: TorchDataset, workers: int, **settings: Any) -> DataLoader[TorchBatch]:
-    """A DataLoader as it is meant to be used."""
-    return DataLoader(dataset, batch_size=None, num_workers=workers, **settings)
+    """A DataLoader as it is meant to be used; what hangs is an error."""
+    timeout_s = 60 if workers else 0
+    return DataLoader(dataset, batch_size=None, num_workers=workers, timeout=timeout_s, **settings)
 
 
 def found(batches: Iterable[Any]) -> list[Found]:
@@ -58,6 +59,22 @@ def by_lane(batches: Iterable[Found]) -> dict[tuple[int, int], list[str]]:
     for lane, _, number, digest in batches:
         lanes.setdefault((lane, number), []).append(digest)
     return lanes
+
+
+def error_of(batches: Iterable[Any]) -> tuple[type[BaseException], str, list[Any]]:
+    """What comes of iterating: class and text of the error, and the batches before it.
+
+    An exception keeps its frames, and these a DataLoader's iterator with its workers: so they are let go here.
+    """
+    got: list[Any] = []
+    iterator = iter(batches)
+    try:
+        got.extend(iterator)
+    except Exception as error:
+        return type(error), str(error), got
+    finally:
+        getattr(iterator, "_shutdown_workers", int)()
+    raise AssertionError("no error")
 
 
 @contextlib.contextmanager

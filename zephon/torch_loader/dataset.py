@@ -91,25 +91,36 @@ class TorchDataset(IterableDataset[TorchBatch]):
     # -- iterating -----------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[TorchBatch]:
+        worker = _this_worker()
+        try:
+            iterator = self._iterate(worker)
+        except Exception as error:
+            if not worker.num_workers:
+                raise
+            # A worker that stays dies of what is raised here, and tells nobody why: the first `next` raises it.
+            iterator = self._begin(worker, Progress(None, Part(0, -1, 0)), _raising(error), {})
+        self._live = weakref.ref(iterator)
+        return iterator
+
+    def _iterate(self, worker: Worker) -> ShareIterator:
+        """The iterator over what is this process's of the next pass, or of the loaded state's."""
         self._check_rank()
         if self._passes.version != self._version:
             raise ConfigError(
                 "the dataset was given a state while the workers of an older DataLoader ran (persistent_workers=True); "
                 "make a new DataLoader over it"
             )
-        worker = _this_worker()
         self._end_iterator("a newer iterator of the same dataset took its place", not worker.num_workers)
         pending, self._pending = self._pending, None
         noted = self._passes.next_pass(worker.number, worker.num_workers, worker.seed)
         pass_index = pending[1].pass_index if pending else self._origin.pass_index if noted is None else noted
+        if pending is not None:
+            self._passes.forget(worker.number, worker.num_workers)
         self._passes.begin(worker.number, worker.num_workers, worker.seed, pass_index)
         if pending is not None:
-            iterator = self._go_on(worker, *pending)
-        else:
-            places = self._origin.start if noted is None else self._starts_of(pass_index)
-            iterator = self._share(worker, pass_index, places)
-        self._live = weakref.ref(iterator)
-        return iterator
+            return self._go_on(worker, *pending)
+        places = self._origin.start if noted is None else self._starts_of(pass_index)
+        return self._share(worker, pass_index, places)
 
     def _starts_of(self, pass_index: int) -> dict[int, LaneState]:
         """The lanes at the beginning of a pass, with what was counted before it."""
@@ -154,7 +165,6 @@ class TorchDataset(IterableDataset[TorchBatch]):
         for lane, place in session.start.items():
             if place.pass_index > part.pass_index:
                 self._passes.end(self._lanes.index(lane), place.pass_index, counted(place))
-        self._passes.forget_beyond(worker.num_workers)
         return self._iterator(worker, part, session, session.start)
 
     def _topology_of(self, share: int, shares: int) -> Topology:
@@ -281,6 +291,12 @@ class TorchDataset(IterableDataset[TorchBatch]):
     ) -> dict[str, Any]:
         """The state of all ranks behind `after`, which is at the same step on each. See `Pipeline.checkpoint`."""
         return self._exchange.checkpoint(lambda: without_loader(self.state_dict(after)), group, timeout_s)
+
+
+def _raising(error: Exception) -> Iterator[Batch]:
+    """No batch, but an error."""
+    raise error
+    yield  # a generator
 
 
 def _this_worker() -> Worker:

@@ -4,8 +4,9 @@ A DataLoader may start new workers for every epoch, and none of its processes ca
 begins, but the workers. So each worker notes the pass that it begins, in a cell of its own, and the next one is the one
 behind the highest that is noted. Cells of the same iteration do not count: a worker that is ahead must change nothing.
 
-A cell has one writer, and is written whole: there are no locks. The ends of lanes are kept twice, by even and odd
-passes, as a fast worker may end a lane while a slow one still reads where its pass began.
+A cell has one writer, and is written whole: there are no locks. All is kept twice, since a slow worker may still read
+where its pass begins while a fast one notes its own: a worker's cells of this iteration and the one before, and the
+ends of a lane in even and odd passes.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ class Passes:
     def __init__(self, num_lanes: int, num_reasons: int, shared: torch.Tensor | None = None) -> None:
         self._row = 2 + num_reasons
         if shared is None:
-            shared = torch.zeros(1 + MAX_WORKERS + 2 * num_lanes * self._row, dtype=torch.int64)
+            shared = torch.zeros(1 + 2 * MAX_WORKERS + 2 * num_lanes * self._row, dtype=torch.int64)
             shared.share_memory_()  # type: ignore[no-untyped-call]
         self.shared = shared
         cells = shared.numpy()
-        self._version, self._begun = cells[:1], cells[1 : 1 + MAX_WORKERS]
-        self._ends = cells[1 + MAX_WORKERS :].reshape(num_lanes, 2, self._row)
+        self._version, self._begun = cells[:1], cells[1 : 1 + 2 * MAX_WORKERS].reshape(-1, 2)
+        self._ends = cells[1 + 2 * MAX_WORKERS :].reshape(num_lanes, 2, self._row)
 
     @property
     def version(self) -> int:
@@ -53,17 +54,22 @@ class Passes:
         if worker >= MAX_WORKERS:
             raise ConfigError(f"num_workers={num_workers}: at most {MAX_WORKERS} workers can share a dataset")
         own, highest = _identity(num_workers, seed), 0
-        for index, cell in enumerate(self._begun.tolist()):
-            if cell and (index == worker or cell >> _PASS_BITS != own):
-                highest = max(highest, cell & (1 << _PASS_BITS) - 1)
+        for index, cells in enumerate(self._begun.tolist()):
+            for cell in cells:
+                if index == worker or cell >> _PASS_BITS != own:
+                    highest = max(highest, _pass_of(cell))
         return highest or None  # kept with 1 added
 
     def begin(self, worker: int, num_workers: int, seed: int, pass_index: int) -> None:
         """Notes the pass that a worker begins."""
-        self._begun[worker] = _identity(num_workers, seed) << _PASS_BITS | pass_index + 1
+        own, cells = _identity(num_workers, seed), self._begun[worker].tolist()
+        same = [i for i in (0, 1) if cells[i] >> _PASS_BITS == own]
+        index = same[0] if same else int(_pass_of(cells[0]) > _pass_of(cells[1]))
+        self._begun[worker, index] = own << _PASS_BITS | pass_index + 1
 
-    def forget_beyond(self, num_workers: int) -> None:
-        """Forgets what more workers than there are now began, as a state was given to these."""
+    def forget(self, worker: int, num_workers: int) -> None:
+        """Forgets what this worker began, and those beyond the ones that there are, as each of these got a state."""
+        self._begun[worker] = 0
         self._begun[num_workers:] = 0
 
     def end(self, number: int, pass_index: int, counted: Counted) -> None:
@@ -78,6 +84,11 @@ class Passes:
             return None
         _, delivered, *counts = max(known)
         return delivered, tuple(counts)
+
+
+def _pass_of(cell: int) -> int:
+    """The pass of a cell, with 1 added; 0 of an empty one."""
+    return cell & (1 << _PASS_BITS) - 1
 
 
 def _identity(num_workers: int, seed: int) -> int:
