@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from tests.laws.harness import examples  # noqa: E402
 from zephon.errors import ConfigError  # noqa: E402
 from zephon.torch_loader.passes import MAX_WORKERS, Passes  # noqa: E402
 
@@ -31,6 +32,7 @@ class Epoch:
             del self.left[worker]
 
 
+@examples(0.5)
 @given(data=st.data())
 def test_every_worker_finds_the_pass_behind_the_last_iteration(data: st.DataObject) -> None:
     """Whatever the numbers of workers, the order in which they begin, and also where seeds repeat."""

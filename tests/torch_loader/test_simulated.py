@@ -21,7 +21,7 @@ from zephon.testing.strategies import recipes
 
 
 @pytest.mark.law("L2")
-@examples(0.5)
+@examples(0.25)
 @given(recipe=recipes(max_lanes=6), workers=st.integers(0, 7), chance=st.integers(0, 9))
 def test_every_lane_is_the_oracles_for_two_passes(recipe: Recipe, workers: int, chance: int) -> None:
     lanes = truths(recipe, passes=2)
@@ -63,7 +63,7 @@ def check_state(recipe: Recipe, lanes: dict[tuple[int, int], Lane], state: dict[
 
 @pytest.mark.law("L3")
 @pytest.mark.law("L10")
-@examples(0.5)
+@examples(0.25)
 @given(recipe=recipes(max_lanes=6), data=st.data())
 def test_any_workers_save_and_any_resume(recipe: Recipe, data: st.DataObject) -> None:
     """Legs on different numbers of workers, and now and then on none of ours: nothing is skipped or given twice."""
@@ -96,7 +96,7 @@ def test_any_workers_save_and_any_resume(recipe: Recipe, data: st.DataObject) ->
     stop=st.integers(0, 30),
     chance=st.integers(0, 5),
 )
-@examples(0.3)
+@examples(0.2)
 def test_the_rotation_goes_on_where_it_stopped(lanes: int, workers: int, others: int, stop: int, chance: int) -> None:
     """Lanes of one length: batch for batch in the pipeline's own order, and the passes behind it too."""
     first, second = passes(line(lanes), 2)
@@ -111,7 +111,7 @@ def test_the_rotation_goes_on_where_it_stopped(lanes: int, workers: int, others:
 
 
 @pytest.mark.law("L2")
-@examples(0.2)
+@examples(0.15)
 @given(recipe=recipes(max_lanes=6), data=st.data())
 def test_states_are_the_pipelines_own(recipe: Recipe, data: st.DataObject) -> None:
     """With one share the state behind every batch is the same as without torch, over passes."""

@@ -74,11 +74,12 @@ def saved(batches: Any, count: int) -> dict[str, Any]:
 
 MODES = [
     (0, 1, False),
-    (1, 1, True),
+    slow(1, 1, True),
     slow(1, 1, False),
-    (2, 1, False),
-    slow(2, 1, True),
-    (3, 3, False),
+    (3, 1, False),
+    slow(2, 1, False),
+    (2, 2, True),
+    slow(3, 3, False),
     slow(3, 3, True),
     slow(4, 5, True),
     slow(6, 1, False),

@@ -81,6 +81,7 @@ class TorchDataset(IterableDataset[TorchBatch]):
         self._version = self._passes.version
         self._pending: tuple[Mapping[str, Any], Part] | None = None
         self._progress: Progress | None = None
+        self._whole: Session | None = None  # of all lanes, where a state is asked for
         self._seen = DATASETS[self._token] = Seen(self._lanes)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -256,9 +257,11 @@ class TorchDataset(IterableDataset[TorchBatch]):
         return self._written(self._seen.behind(place))
 
     def _written(self, lanes: dict[int, LaneState]) -> dict[str, Any]:
-        session = Session(self._origin.definition, topology=self._origin.topology)
-        session.check_state()
-        return write_state(session.state_of(lanes))
+        """The pipeline's state with these lanes."""
+        if self._whole is None:
+            self._whole = Session(self._origin.definition, topology=self._origin.topology)
+        self._whole.check_state()
+        return write_state(self._whole.state_of(lanes))
 
     def load_state_dict(self, state: Mapping[str, Any], allow: Iterable[str] = ()) -> None:
         """Makes a pipeline's state, or one of this dataset, the start of the next iteration, for all workers.

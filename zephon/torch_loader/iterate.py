@@ -60,12 +60,12 @@ class Progress:
     def __init__(self, session: Session | None, part: Part) -> None:
         self.session, self.part, self.batches = session, part, part.batches
         self._header: str | None = None
+        self.over = False
 
     @property
     def left_early(self) -> bool:
-        """Whether lanes of the pass are left behind batches that were given."""
-        lanes = self.session.current.values() if self.session is not None else ()
-        return self.batches > 0 and any(place.pass_index == self.part.pass_index for place in lanes)
+        """Whether batches were given, but not all."""
+        return self.batches > self.part.batches and not self.over
 
     def state(self) -> dict[str, Any]:
         """A state of the lanes of this process, for a StatefulDataLoader to bring back to the same worker."""
@@ -100,6 +100,7 @@ class ShareIterator(Iterator[TorchBatch]):
         try:
             batch = next(self._batches)
         except StopIteration:
+            self._progress.over = True
             self._moved()
             raise
         except OperatorError as error:

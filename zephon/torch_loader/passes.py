@@ -19,6 +19,7 @@ from zephon.errors import ConfigError
 
 MAX_WORKERS: Final = 1024
 _PASS_BITS: Final = 23
+_PASS_MASK: Final = (1 << _PASS_BITS) - 1
 _IDENTITIES: Final = 1 << 40
 
 Counted = tuple[int, tuple[int, ...]]
@@ -53,11 +54,9 @@ class Passes:
         """The pass that an iteration begins; None where it is the first one. seed: the DataLoader's for the epoch."""
         if worker >= MAX_WORKERS:
             raise ConfigError(f"num_workers={num_workers}: at most {MAX_WORKERS} workers can share a dataset")
-        own, highest = _identity(num_workers, seed), 0
-        for index, cells in enumerate(self._begun.tolist()):
-            for cell in cells:
-                if index == worker or cell >> _PASS_BITS != own:
-                    highest = max(highest, _pass_of(cell))
+        counts = self._begun >> _PASS_BITS != _identity(num_workers, seed)
+        counts[worker] = True
+        highest = int((self._begun[counts] & _PASS_MASK).max(initial=0))
         return highest or None  # kept with 1 added
 
     def begin(self, worker: int, num_workers: int, seed: int, pass_index: int) -> None:
@@ -88,7 +87,7 @@ class Passes:
 
 def _pass_of(cell: int) -> int:
     """The pass of a cell, with 1 added; 0 of an empty one."""
-    return cell & (1 << _PASS_BITS) - 1
+    return cell & _PASS_MASK
 
 
 def _identity(num_workers: int, seed: int) -> int:
