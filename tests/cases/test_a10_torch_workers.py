@@ -47,12 +47,11 @@ def test_any_count_resumes_what_any_count_saved(data: zp.Dataset, workers: int, 
             assert ids(Workers(new, others, ahead=others % 3)) == reference[len(done) :]
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_with_real_workers(data: zp.Dataset, method: str) -> None:
+def test_with_real_workers(data: zp.Dataset) -> None:
     """More of them than lanes or shards, and another depth of reading ahead."""
     reference = ids(line(data, 10))
     dataset = line(data, 10).to_torch()
-    part = list(itertools.islice(loader(dataset, 5, prefetch_factor=1, multiprocessing_context="fork"), 11))
+    part = list(itertools.islice(loader(dataset, 5, prefetch_factor=1), 11))
     new = line(data, 10).to_torch()
     new.load_state_dict(dataset.state_dict(after=part[-1]))
-    assert ids(part) + ids(loader(new, 12, prefetch_factor=4, multiprocessing_context=method)) == reference
+    assert ids(part) + ids(loader(new, 12, prefetch_factor=4)) == reference

@@ -90,7 +90,7 @@ def main(method):
     pipeline = zp.Pipeline(zp.StaticMixture([dataset], seed=4)).filter(odd).batch(3)
     pipeline = pipeline.options(canonical_replicas=2, runner="inline")
     wanted = [[b.digest() for b in pipeline] for _ in range(2)]
-    torch_dataset = pipeline.to_torch()
+    torch_dataset = pipeline.options().to_torch()
     loader = DataLoader(torch_dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
     found = [[b.digest() for b in loader] for _ in range(2)]
     assert found == wanted, (found, wanted)

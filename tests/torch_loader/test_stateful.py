@@ -88,7 +88,7 @@ MODES = [
 
 
 @pytest.mark.law("L4")
-@pytest.mark.parametrize("cut", [slow(1), 5, slow(8), slow(COUNT - 1)])
+@pytest.mark.parametrize("cut", [slow(1), 5, slow(8), slow(COUNT - 2)])
 @pytest.mark.parametrize(("workers", "every", "stays"), MODES)
 def test_in_the_middle_of_an_epoch(workers: int, every: int, stays: bool, cut: int) -> None:
     """The rest of the epoch, then the next ones, batch for batch; the same again from a state of the second leg."""
