@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,3 +74,28 @@ def test_a_state_for_every_worker_forgets_what_was_before() -> None:
     assert [table.next_pass(worker, 2, 21) for worker in range(2)] == [5, 5]
     with pytest.raises(ConfigError, match=f"at most {MAX_WORKERS} workers"):
         table.next_pass(MAX_WORKERS, MAX_WORKERS + 1, 0)
+
+
+def test_workers_that_begin_at_once_find_the_same() -> None:
+    """Two threads stand for them, cell by cell in the same table: what one notes while the other reads is not taken."""
+    tables, rounds, wrong = Passes(1, 0), 3000, []
+    other, meet = Passes(1, 0, tables.shared), threading.Barrier(2, timeout=60)
+
+    def work(table: Passes, worker: int) -> None:
+        for number in range(rounds):
+            meet.wait()
+            begun = table.next_pass(worker, 2, number)
+            table.begin(worker, 2, number, begun or 0)
+            if (begun or 0) != number:
+                wrong.append((worker, number, begun))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread = threading.Thread(target=work, args=(other, 1))
+        thread.start()
+        work(tables, 0)
+        thread.join(60)
+    finally:
+        sys.setswitchinterval(before)
+    assert not wrong

@@ -54,9 +54,10 @@ class Passes:
         """The pass that an iteration begins; None where it is the first one. seed: the DataLoader's for the epoch."""
         if worker >= MAX_WORKERS:
             raise ConfigError(f"num_workers={num_workers}: at most {MAX_WORKERS} workers can share a dataset")
-        counts = self._begun >> _PASS_BITS != _identity(num_workers, seed)
+        cells = self._begun.copy()  # each is read once: others write meanwhile
+        counts = cells >> _PASS_BITS != _identity(num_workers, seed)
         counts[worker] = True
-        highest = int((self._begun[counts] & _PASS_MASK).max(initial=0))
+        highest = int((cells[counts] & _PASS_MASK).max(initial=0))
         return highest or None  # kept with 1 added
 
     def begin(self, worker: int, num_workers: int, seed: int, pass_index: int) -> None:
