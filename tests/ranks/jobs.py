@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import islice
 from typing import Any
 
 import zephon as zp
@@ -151,7 +152,7 @@ def loads(rank: int, world: int, folder: str, lanes: int) -> Any:
 
 
 def hops(rank: int, world: int, folder: str, lanes: int, chain: list[list[int]]) -> list[Any]:
-    """One run over a chain of topologies, each [ranks, peers of a group, steps] on some of the real ranks.
+    """One run over a chain of topologies, each [ranks, peers of a group, steps, workers of a DataLoader] on some ranks.
 
     The others have no pipeline meanwhile. Every hop begins where the checkpoint of the one before it was.
     """
@@ -159,20 +160,33 @@ def hops(rank: int, world: int, folder: str, lanes: int, chain: list[list[int]])
 
     dist.init_process_group("gloo")
     found, state = [], None
-    for size, peers, steps in chain:
+    for size, peers, steps, workers in chain:
         group, hop, shared = dist.new_group(list(range(size))), None, [state]
         if rank < size:
             pipeline = line(lanes, dp_degree=size // peers, dp_group_id=rank // peers)
             if state is not None:
                 pipeline.load_state_dict(state)
-            hop = {"lanes": pipeline.lanes, "batches": taken(pipeline, steps)}
-            shared = [pipeline.checkpoint(group=group)]
+            hop = {"lanes": pipeline.lanes}
+            if workers:
+                hop["batches"], shared[0] = through_loader(pipeline, steps, workers, group)
+            else:
+                hop["batches"], shared[0] = taken(pipeline, steps), pipeline.checkpoint(group=group)
             pipeline.close()
         dist.broadcast_object_list(shared, src=0)
         state = shared[0]
         found.append(hop)
     dist.destroy_process_group()
     return found
+
+
+def through_loader(pipeline: zp.Pipeline, steps: int, workers: int, group: Any) -> tuple[list[list[Any]], Any]:
+    """As `taken`, from the workers of a DataLoader; and the state of all ranks behind it."""
+    from torch.utils.data import DataLoader
+
+    dataset = pipeline.to_torch()
+    loader = DataLoader(dataset, batch_size=None, num_workers=workers, timeout=60)
+    batches = list(islice(loader, steps * pipeline.batches_per_step))
+    return [[b.lane_id, b.step, b.digest()] for b in batches], dataset.checkpoint(batches[-1], group=group)
 
 
 def dimensions(rank: int, world: int, folder: str) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from .launch import torchrun
 
 
 def chain_of(seed: int, world: int, lanes: int) -> list[list[int]]:
-    """Topologies [ranks, peers of a group, steps], random ones."""
+    """Topologies [ranks, peers of a group, steps, workers of a DataLoader], random ones."""
     chosen = random.Random(seed)
     chain = []
     for _ in range(8):
         size = chosen.randint(1, world)
         peers = chosen.choice([n for n in (1, 2, 4) if size % n == 0 and size // n <= lanes])
-        chain.append([size, peers, chosen.randint(1, 3)])
+        chain.append([size, peers, chosen.randint(1, 3), chosen.randint(0, 3)])
     return chain
 
 
@@ -34,9 +34,9 @@ def test_one_run_over_random_topologies(seed: int, world: int, lanes: int, tmp_p
     chain = chain_of(seed, world, lanes)
     ranks = torchrun("hops", world, tmp_path, lanes, chain)
     with line(lanes) as alone:
-        wanted = taken(alone, sum(steps for *_, steps in chain))
+        wanted = taken(alone, sum(steps for _, _, steps, _ in chain))
     begun = 0
-    for number, (size, peers, steps) in enumerate(chain):
+    for number, (size, peers, steps, _) in enumerate(chain):
         hop: list[Any] = [rank[number] for rank in ranks]
         assert all(own is None for own in hop[size:])
         groups = [hop[first : first + peers] for first in range(0, size, peers)]
