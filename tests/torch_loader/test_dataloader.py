@@ -332,6 +332,16 @@ def test_states_that_do_not_fit() -> None:
             assert "the same workers" in text
 
 
+def test_the_state_says_how_many_lanes_there_are() -> None:
+    first, second = passes(line(6), 2)
+    dataset = line(6).to_torch()
+    *_, last = itertools.islice(Workers(dataset, 2), 8)
+    other = line(6, canonical_replicas=None, dp_degree=1).to_torch()
+    other.load_state_dict(dataset.state_dict(after=last))
+    assert [found(Workers(other, 3)), found(Workers(other, 2))] == [first[8:], second]
+    assert other.checkpoint(next(iter(Workers(other, 6))))["canonical_replicas"] == 6
+
+
 def test_a_state_for_workers_that_run_is_refused() -> None:
     dataset = line(4).to_torch()
     epochs = loader(dataset, 2, persistent_workers=True)

@@ -73,11 +73,12 @@ class TorchDataset(IterableDataset[TorchBatch]):
         self._token = token or secrets.token_hex(8)
         self._passes = Passes(len(origin.topology.lanes), origin.num_reasons, shared)
         self._live: weakref.ref[ShareIterator] | None = None
-        self._exchange = Exchange(origin.topology, origin.written.options.topology)
         self._adopt(origin)
 
     def _adopt(self, origin: Origin) -> None:
+        """Makes `origin` the start of the next iteration."""
         self._origin, self._lanes = origin, origin.topology.lanes
+        self._exchange = Exchange(origin.topology, origin.written.options.topology)
         self._version = self._passes.version
         self._pending: tuple[Mapping[str, Any], Part] | None = None
         self._progress: Progress | None = None
@@ -287,7 +288,10 @@ class TorchDataset(IterableDataset[TorchBatch]):
         session = Session(written, read_state(state), Allowed(allow))
         self._end_iterator("a state was loaded")
         self._passes.renew()
-        self._adopt(Origin.of(written, session, part.pass_index if part is not None else None))
+        origin = Origin.of(written, session, part.pass_index if part is not None else None)
+        if len(origin.topology.lanes) != len(self._lanes):  # the state says how many lanes there are, if nobody else
+            self._passes = Passes(len(origin.topology.lanes), origin.num_reasons)
+        self._adopt(origin)
 
     def checkpoint(
         self, after: TorchBatch | None = None, *, group: Any = None, timeout_s: float = 300.0
