@@ -16,12 +16,12 @@ from .launch import torchrun
 
 def chain_of(seed: int, world: int, lanes: int) -> list[list[int]]:
     """Topologies [ranks, peers of a group, steps, workers of a DataLoader], random ones."""
-    chosen = random.Random(seed)
+    chosen, feeding = random.Random(seed), random.Random(-seed)
     chain = []
     for _ in range(8):
         size = chosen.randint(1, world)
         peers = chosen.choice([n for n in (1, 2, 4) if size % n == 0 and size // n <= lanes])
-        chain.append([size, peers, chosen.randint(1, 3), chosen.randint(0, 3)])
+        chain.append([size, peers, chosen.randint(1, 3), feeding.randint(0, 3)])
     return chain
 
 
