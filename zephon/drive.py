@@ -70,10 +70,12 @@ class InlineDriver:
     pins: Pins | None = None
 
     def __init__(self, job: Job) -> None:
+        self._pid = os.getpid()
         self.engine = Engine(job, inline.InlinePool, inline.INTERRUPTS, _nothing)
         self.tail, self.read_metrics = self.engine.tail, self.engine.read_metrics
 
     def wait(self) -> None:
+        check_process(self._pid)  # it could go on in a fork, but so would every other one: data would come twice
         while self.tail.peek() is None:
             if not self.engine.pump():
                 raise InternalError("the flow stands still with nothing to wait for; please report this pipeline")

@@ -244,6 +244,9 @@ def test_a_started_iterator_is_refused_in_a_worker() -> None:
     kind, text, _ = error_of(loader(Started(batches), 1))
     assert kind is Closed
     assert "the dataset itself" in text
+    own = iter(line(2))
+    next(own)
+    assert error_of(loader(Started(own), 1))[0] is Closed
     with pytest.raises(ConfigError, match="the dataset itself"):
         pickle.dumps(batches)
     assert len(list(batches)) == 29
