@@ -216,6 +216,30 @@ def test_an_error_ends_the_epoch_and_not_the_run(workers: int) -> None:
     assert found(got) + found(mended) == found(build(-1))
 
 
+@pytest.mark.law("L5")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_another_seed_or_batch_size(workers: int) -> None:
+    """Workers of later epochs would not know; the way around keeps the state's seed."""
+    state = saved(stateful_loader(workers), 8)
+
+    def other(seed: int, batch: int) -> zp.Pipeline:
+        dataset = zp.Dataset.from_list("toy", [{"id": i, "text": str(i)} for i in range(ROWS)])
+        pipeline = zp.Pipeline(zp.StaticMixture([dataset], seed=seed, chunk_size=4)).shuffle(6).batch(batch)
+        return pipeline.options(canonical_replicas=LANES, runner="inline")
+
+    for seed, batch, text in ((9, 2, "seed 3, the pipeline 9"), (3, 1, "batch_size 2, the pipeline 1")):
+        dataset = other(seed, batch).to_torch()
+        epochs = stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=workers)
+        epochs.load_state_dict(state)
+        if workers:
+            assert text in error_of(epochs)[1]
+        dataset.load_state_dict(pipeline_state(state))
+        alone = other(3, batch)
+        alone.load_state_dict(pipeline_state(state))
+        assert found(Workers(dataset, 2)) == found(alone)
+    assert found(Workers(dataset, 2))[0][2] == 1
+
+
 def test_states_that_are_not_one() -> None:
     behind = saved(stateful_loader(2, every=4), 6)
     with pytest.raises(CheckpointError, match="2 batches old"):

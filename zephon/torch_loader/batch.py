@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
@@ -29,7 +29,7 @@ class TorchBatch(dict[str, Any]):
 
     def __init__(
         self,
-        fields: Mapping[str, Any] = {},
+        fields: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
         lane_id: int = -1,
         step: int = -1,
         pass_index: int = -1,

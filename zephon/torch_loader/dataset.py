@@ -157,11 +157,15 @@ class TorchDataset(IterableDataset[TorchBatch]):
             )
         read = read_state(state)
         session = Session(self._definition_of(worker, active), read, self._origin.allow, topology)
-        now = session.state_of({})
-        for field in ("seed", "batch_size", "cycles_per_step"):
-            if getattr(read, field) != getattr(now if field != "seed" else self._origin.definition.source, field):
+        seed, now = self._origin.definition.source.seed, session.state_of({})
+        for field, was, is_now in (
+            ("seed", read.seed, seed),
+            ("batch_size", read.batch_size, now.batch_size),
+            ("cycles_per_step", read.cycles_per_step, now.cycles_per_step),
+        ):
+            if was != is_now:
                 raise CheckpointError(
-                    f"the StatefulDataLoader's state has another {field} than the pipeline, which each worker alone "
+                    f"the StatefulDataLoader's state has {field} {was}, the pipeline {is_now}, which each worker alone "
                     "cannot follow; load what zephon.torch_loader.pipeline_state(state) makes of it"
                 )
         for lane, place in session.start.items():
