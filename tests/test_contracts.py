@@ -209,6 +209,15 @@ class Op(Operator):
         return self._fn(record)
 
 
+class Claims(Op):
+    """Two for one, and says that it is one for one."""
+
+    one_to_one = True
+
+    def process(self, record: Record) -> Any:
+        return [record, dict(record)]
+
+
 class Counting(Op):
     def __init__(self) -> None:
         super().__init__()
@@ -305,6 +314,7 @@ def append(record: Record) -> Record:
     [
         (Op(lambda record: {**record, "x": random.random()}), "is not deterministic"),
         (Op(lambda record: {**record, "x": time.perf_counter_ns()}), "is not deterministic"),
+        (Claims(), "says one_to_one, and makes 2 records of record 0"),
         (Counting(), "keeps state between calls"),
         (CountingInPublic(), r"settings\(\) that change with use"),
         (Previous(), "when other records come with it"),

@@ -37,6 +37,7 @@ MUST_RUN = (
     "training-batches.md",
     "frameworks.md",
     "torch.md",
+    "ends.md",
 )
 BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")

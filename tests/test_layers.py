@@ -20,7 +20,19 @@ PACKAGE = Path(__file__).parent.parent / "zephon"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli", "integrations", "bench", "__main__"),
     ("__init__",),  # the public names
-    ("pipeline", "device", "torch_loader", "declare", "session", "iterate", "collective", "identity", "means"),
+    (
+        "pipeline",
+        "device",
+        "torch_loader",
+        "declare",
+        "session",
+        "iterate",
+        "ends",
+        "agree",
+        "collective",
+        "identity",
+        "means",
+    ),
     ("engine", "engine_process", "exchange", "drive", "drive_process"),
     ("places",),
     ("runners", "arena"),

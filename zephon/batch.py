@@ -29,7 +29,8 @@ class Batch(Mapping[str, Any]):
     """Samples of one lane: a mapping of field name to an array or a list, first dimension the samples.
 
     `lane_id`: the lane. `step`: the global step of the pass that this batch belongs to. `pass_index`: the pass.
-    `num_samples`: the samples in it. The arrays belong to the receiver and may be written to.
+    `num_samples`: the samples in it; 0 in a batch that pads the last step. The arrays belong to the receiver and may be
+    written to.
     """
 
     def __init__(
@@ -73,6 +74,11 @@ class Batch(Mapping[str, Any]):
         if locate is None:
             return []
         return [[(*locate(dataset, row), path) for dataset, row, _, path in made] for made in self._find_origins()]
+
+    @property
+    def padding(self) -> bool:
+        """Whether it fills the place of a lane that has ended (`last_step="pad"`): a copy that counts no sample."""
+        return self.num_samples == 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A batch can be sent to another process: with all its fields and origins, without its place."""

@@ -54,7 +54,7 @@ class Exchange:
 
     def _meet(self, group: Any) -> Rounds | None:
         """Where the ranks meet; None for one that is alone."""
-        distributed, options, topology = _initialised(), self._options, self._topology
+        distributed, options, topology = initialised(), self._options, self._topology
         if distributed is not None:
             group = group if group is not None else distributed.group.WORLD
             if self._rounds is None or self._rounds[0] is not group:
@@ -79,7 +79,7 @@ def _owned(own: Callable[[], dict[str, Any]], lanes: list[int]) -> dict[str, Any
     return {**state, "lanes": {lane: state["lanes"][lane] for lane in map(str, lanes)}}
 
 
-def _initialised() -> Any:
+def initialised() -> Any:
     """The module torch.distributed where it is initialised, else None. Never imports torch."""
     found = sys.modules.get("torch.distributed")
     return found if found is not None and found.is_available() and found.is_initialized() else None
@@ -95,10 +95,20 @@ def _torch_rounds(distributed: Any, group: Any) -> Rounds:
 
 
 class Rounds:
-    """Rounds in which all of `ranks` bring a state, and all get the one that it is together."""
+    """Rounds in which all of `ranks` bring plain data, and all get what the first of them makes of all: one state."""
 
-    def __init__(self, board: Board, ranks: Sequence[int], rank: int) -> None:
+    def __init__(
+        self,
+        board: Board,
+        ranks: Sequence[int],
+        rank: int,
+        joined: Callable[[Mapping[int, dict[str, Any]]], dict[str, Any]] | None = None,
+        what: str = "checkpoint()",
+        remedy: str = "call it on all of them at the same step",
+    ) -> None:
+        """joined: makes {"state": ...} or {"error": ...} of the messages by rank. what, remedy: said in errors."""
         self._board, self._ranks, self._rank = board, ranks, rank
+        self._joined, self._what, self._remedy = joined or _joined, what, remedy
         self._used: set[str] = set()
         """Numbers of the others in the round before, which some may not have left yet."""
         self._led = 0
@@ -107,20 +117,23 @@ class Rounds:
 
     def join(self, own: Callable[[], dict[str, Any]], timeout_s: float) -> dict[str, Any]:
         """One round. Raises CheckpointError: the same on all ranks, but where one is not heard of."""
-        number, deadline = secrets.token_hex(8), time.monotonic() + timeout_s
-        if self._rank == self._ranks[0]:
-            self._board.write("call", number.encode())
-            result = self._lead(number, own, deadline, timeout_s)
-        else:
-            result = self._follow(number, _message(own), deadline, timeout_s)
+        result = self.meet(own, timeout_s)
         if "error" in result:
             raise CheckpointError(result["error"])
         state: dict[str, Any] = result["state"]
         return state
 
+    def meet(self, own: Callable[[], Any], timeout_s: float) -> dict[str, Any]:
+        """One round: {"state": ...} or {"error": ...}, and under "number" one that no other round has."""
+        number, deadline = secrets.token_hex(8), time.monotonic() + timeout_s
+        if self._rank == self._ranks[0]:
+            self._board.write("call", number.encode())
+            return self._lead(number, own, deadline, timeout_s)
+        return self._follow(number, _message(own), deadline, timeout_s)
+
     def _lead(self, number: str, own: Callable[[], Any], deadline: float, timeout_s: float) -> dict[str, Any]:
         heard: dict[int, dict[str, Any]] = {self._rank: {"number": number, **json.loads(_message(own))}}
-        for pause_s in _pauses(self._board.most_poll_s):
+        for pause_s in pauses(self._board.most_poll_s):
             for rank in self._ranks:
                 if rank in heard or self._board.read(f"answer-{rank}") != number.encode():
                     continue
@@ -131,18 +144,18 @@ class Rounds:
                 break
             time.sleep(pause_s)
         missing = [rank for rank in self._ranks if rank not in heard]
-        result = {"error": self._unheard(missing, timeout_s, _lacking(heard))} if missing else _joined(heard)
+        result = {"error": self._unheard(missing, timeout_s, _lacking(heard))} if missing else self._joined(heard)
         seen = {rank: message["number"] for rank, message in heard.items()}
         place = self._led % 2
-        self._board.write(f"result-{place}", json.dumps({"seen": seen, **result}).encode())
+        self._board.write(f"result-{place}", json.dumps({"seen": seen, "number": number, **result}).encode())
         self._led, self._done = self._led + 1, [*self._done[-1:], (number, place)]
         self._board.write("done", json.dumps(self._done).encode())
         self._used = set(seen.values())
-        return result
+        return {"number": number, **result}
 
     def _follow(self, number: str, message: str, deadline: float, timeout_s: float) -> dict[str, Any]:
         calls: list[str] = []
-        for pause_s in _pauses(self._board.most_poll_s):
+        for pause_s in pauses(self._board.most_poll_s):
             raw = self._board.read("call")  # before the results: who leads writes its result before the next call
             for call, place in json.loads(self._board.read("done") or b"[]"):
                 if call not in calls:
@@ -162,12 +175,12 @@ class Rounds:
 
     def _unheard(self, missing: list[int], timeout_s: float, lanes: str = "") -> str:
         return (
-            f"checkpoint() of {len(self._ranks)} ranks did not hear of ranks {missing}{lanes} within {timeout_s:g} s; "
-            "call it on all of them at the same step"
+            f"{self._what} of {len(self._ranks)} ranks did not hear of ranks {missing}{lanes} within {timeout_s:g} s; "
+            f"{self._remedy}"
         )
 
 
-def _pauses(most_s: float) -> Iterator[float]:
+def pauses(most_s: float) -> Iterator[float]:
     """Seconds, longer and longer."""
     pause_s = LEAST_POLL_S
     while True:
@@ -185,7 +198,7 @@ def _message(own: Callable[[], dict[str, Any]]) -> str:
 
 def _lacking(heard: Mapping[int, dict[str, Any]]) -> str:
     """The lanes that no rank has brought, in words."""
-    states = [message["state"] for message in heard.values() if "state" in message]
+    states = [message["state"] for message in heard.values() if "lanes" in message.get("state", ())]
     if not states:
         return ""
     brought = {int(lane) for state in states for lane in state["lanes"]}

@@ -33,8 +33,8 @@ def find_identity() -> Identity | None:
     return Identity(int(size), int(rank), "the environment (RANK, WORLD_SIZE)")
 
 
-def mesh_options(mesh: Any) -> dict[str, int]:
-    """dp_degree and dp_group_id of this rank in a torch DeviceMesh of the data-parallel dimensions.
+def mesh_options(mesh: Any) -> dict[str, Any]:
+    """dp_degree, dp_group_id and agree_ranks of this rank in a torch DeviceMesh of the data-parallel dimensions.
 
     Several dimensions (replicate and shard) count as one, row by row.
     """
@@ -49,7 +49,8 @@ def mesh_options(mesh: Any) -> dict[str, int]:
     group = 0
     for size, place in zip(shape, coordinate, strict=True):
         group = group * size + place
-    return {"dp_degree": math.prod(shape), "dp_group_id": group}
+    ranks = [int(rank) for rank in mesh.mesh.flatten().tolist()]
+    return {"dp_degree": math.prod(shape), "dp_group_id": group, "agree_ranks": ranks}
 
 
 def available_cpus() -> int:

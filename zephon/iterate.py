@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from zephon.batch import Batch
 from zephon.drive import USER, Driver, Reader
-from zephon.engine import Ready
+from zephon.ends import Ends
+from zephon.engine import Ready, TailItem
 from zephon.errors import Closed, InternalError
 from zephon.flow.batcher import End, Failed
+from zephon.flow.progress import LaneState
 from zephon.runners.base import Turns
 
 if TYPE_CHECKING:
@@ -36,10 +38,12 @@ class BatchIterator(Iterator[Batch]):
 
     def __init__(self, session: Session, reader: Reader = USER) -> None:
         self._session, self._reader = session, reader
-        self._pass_index = min((place.pass_index for place in session.start.values()), default=0)
+        self._pass_index = session.pass_index
         self._left = session.definition.limit
         self._driver: Driver | None = None
+        self._ends: Ends | None = None
         self._closer: weakref.finalize[..., Any] | None = None
+        self._leave: weakref.finalize[..., Any] | None = None
         self._over = False
         self._ended: str | None = None
         self._moving = Turns()
@@ -47,7 +51,13 @@ class BatchIterator(Iterator[Batch]):
     def _running(self) -> Driver:
         """The driver, started when first asked for."""
         if self._driver is None:
+            self._ends = self._session.ends()
+            if self._ends is not None:
+                self._leave = weakref.finalize(self, self._ends.close)
+                self._pass_index = self._ends.position.pass_index
             self._driver = self._session.drive(self._pass_index, self._reader)
+            if self._ends is not None:
+                self._ends.begin(self._driver)
             self._closer = weakref.finalize(self, _close, self._driver, self._session)
         return self._driver
 
@@ -59,9 +69,7 @@ class BatchIterator(Iterator[Batch]):
                 self._finish()
                 raise StopIteration
             try:
-                driver = self._running()
-                lane, item = driver.tail.pop()
-                item = driver.took(item)
+                lane, item = self._take(self._running())
                 if isinstance(item, Failed):
                     self._stop()
                     raise item.error
@@ -70,6 +78,13 @@ class BatchIterator(Iterator[Batch]):
             except BaseException as error:
                 self._stopped_by(error)
                 raise
+
+    def _take(self, driver: Driver) -> tuple[int, TailItem]:
+        """The next turn of a lane, and what is there."""
+        if self._ends is not None:
+            return self._ends.take()
+        lane, item = driver.tail.pop()
+        return lane, driver.took(item)
 
     def _stopped_by(self, error: BaseException) -> None:
         """What stops a move in its middle (a Ctrl-C, a dead worker) ends the iterator: the next could lose data."""
@@ -98,6 +113,8 @@ class BatchIterator(Iterator[Batch]):
                 return False
             try:
                 driver = self._running()
+                if self._ends is not None:
+                    return self._ends.lacks(turns)
                 tail = driver.tail
                 while tail.turn is not None and tail.turn[0] < turns:
                     driver.wait()
@@ -117,6 +134,8 @@ class BatchIterator(Iterator[Batch]):
                 return False
             try:
                 driver = self._running()
+                if self._ends is not None:
+                    return self._ends.ready()
                 tail = driver.tail
                 while tail.turn is not None:
                     driver.poll()
@@ -146,14 +165,25 @@ class BatchIterator(Iterator[Batch]):
     def _finish(self) -> None:
         """The end of the pass, or of what `take` allows."""
         if not self._over and self._left != 0:
+            if self._ends is not None:
+                self._session.current |= self._finished(self._ends)
             self._session.finish_pass()
         self._stop()
+
+    def _finished(self, ends: Ends) -> dict[int, LaneState]:
+        """The lanes behind the pass; what lies beyond its last step is read here."""
+        try:
+            return ends.finish()
+        except BaseException as error:
+            self._stopped_by(error)
+            raise
 
     def _stop(self) -> None:
         """Ends the engine; the session keeps the place."""
         self._over = True
-        if self._closer is not None:
-            self._closer()
+        for end in (self._closer, self._leave):
+            if end is not None:
+                end()
 
     def metrics(self) -> dict[str, dict[str, float]]:
         """Where the time went so far."""

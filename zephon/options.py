@@ -15,6 +15,7 @@ from zephon.errors import ConfigError
 
 Runner = Literal["process", "threads", "inline"]
 Strategy = Literal["contiguous", "interleaved"]
+LastStep = Literal["drop", "pad"]
 
 
 class DataOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +30,16 @@ class DataOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     0: nothing is ever cut. A state then also says which records shuffle, pack and the like hold, some 5 bytes a record
     and at most 24, and a restart makes those again. An accumulator without `state` and `load` is a ConfigError then."""
+    last_step: LastStep | None = None
+    """How a pass ends where lanes do not have equally many batches. None: each group delivers all that it has.
+
+    "drop": with the last global step that every lane has; the rest is read, and its samples are dropped and counted.
+    "pad": with the last step that any lane has; the others give copies of the pass's first batch, with num_samples 0.
+    Every group then has the same number of whole steps, on any topology."""
+    steps_per_pass: int | None = None
+    """A pass is so many global steps, of endless sources too. Unset: what the data has.
+
+    A lane that ends before is an error that names it, or padded with last_step="pad"."""
     deterministic: bool = True
     """False gives up the order across tasks, and with it elastic resume."""
 
@@ -46,6 +57,8 @@ class TopologyOptions(msgspec.Struct, frozen=True, kw_only=True):
     """This rank's group, 0 .. dp_degree - 1. Ranks of one group get identical batches. Unset: global_rank."""
     mapping_strategy: Strategy = "contiguous"
     """"contiguous": blocks of adjacent lanes a group; "interleaved": lane i to group i mod dp_degree."""
+    agree_ranks: tuple[int, ...] | None = None
+    """Global ranks of torch.distributed that iterate, and agree on the last step. Unset: of the mesh, else all."""
     aggregate_dir: str | None = None
     """A folder, or s3://bucket/prefix and the like, that all ranks see: where torch.distributed does not run,
     `checkpoint()` joins their states there."""
@@ -83,6 +96,8 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
     None: never. It must be more than the slowest good record takes: one that is over it, alone, `max_worker_retries`
     times is an error that names it. A call of an accumulator that is over it ends the iteration with an error.
     """
+    agree_timeout_s: float = 600.0
+    """Seconds that a rank waits for the others where ranks agree on the last step; beyond it: an error."""
     output: Literal["numpy", "torch"] = "numpy"
     """What the array fields of a batch are."""
 
@@ -116,6 +131,7 @@ _LEAST: dict[str, float] = {
     "canonical_replicas": 1,
     "cycles_per_step": 1,
     "flush_every_k_chunks": 0,
+    "steps_per_pass": 1,
     "world_size": 1,
     "global_rank": 0,
     "dp_degree": 1,
@@ -128,6 +144,8 @@ _LEAST: dict[str, float] = {
     "max_worker_retries": 1,
     "stall_warn_s": 0.1,
     "stall_timeout_s": 0.1,
+    "agree_ranks": 0,
+    "agree_timeout_s": 0.1,
 }
 
 
@@ -174,7 +192,7 @@ def _checked(group: str, name: str, value: Any) -> Any:
         allowed = f"; allowed: {', '.join(map(repr, _names(kind)))}" if _names(kind) else ""
         raise ConfigError(f"option {name}={value!r}: {error}{allowed}") from None
     least = _LEAST.get(name)
-    numbers = value.values() if isinstance(value, dict) else [value]
+    numbers = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
     for number in numbers:
         if least is not None and isinstance(number, (int, float)) and not number >= least:  # a nan is not
             raise ConfigError(f"option {name}={value!r}: it must be at least {least}")

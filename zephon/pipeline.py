@@ -93,6 +93,18 @@ class Pipeline(Declared):
     def __iter__(self) -> BatchIterator:
         return self._session.iterate()
 
+    def __len__(self) -> int:
+        """Batches of this group in a whole pass, or as many as `take` allows.
+
+        Raises TypeError where that cannot be known in advance: a step drops or multiplies records, or a source is
+        endless and there is no `steps_per_pass`.
+        """
+        return self._session.num_batches()
+
+    def __bool__(self) -> bool:
+        """A pipeline is true, however many batches it gives."""
+        return True
+
     def steps(self) -> Iterator[list[Batch]]:
         """This group's batches of one global step at a time.
 

@@ -11,15 +11,18 @@ import logging
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
 
+from zephon.agree import find_agreement
 from zephon.batch import Batch
 from zephon.checkpoint.restore import Allowed, check_definition, check_held, check_holders, check_source, fit_lanes
 from zephon.checkpoint.schema import State, write_state
-from zephon.collective import Exchange
+from zephon.collective import Exchange, initialised
 from zephon.drive import DRIVERS, USER, Driver, Reader
+from zephon.ends import Agreement, Alone, Ends, Pads, Position, first_batch, position_of, together
 from zephon.engine import Job
 from zephon.errors import CheckpointError, ConfigError
 from zephon.flow.progress import LaneState, all_lost
@@ -30,8 +33,18 @@ from zephon.limits import limit_error
 from zephon.means import with_known_means
 from zephon.ops.base import Node
 from zephon.options import Options
+from zephon.plan.ends import (
+    APART,
+    Ending,
+    Unknown,
+    batches_of_group,
+    check_given,
+    ending,
+    may_end_apart,
+    no_way,
+)
 from zephon.plan.fingerprint import Fingerprint, fingerprint
-from zephon.plan.graph import Plan, make_plan
+from zephon.plan.graph import LAST_STEP_DROPPED, Plan, make_plan
 from zephon.plan.lanes import Topology, resolve_topology
 from zephon.plan.limits import save_every, task_records
 from zephon.work.source import WorkSource, losses_of
@@ -93,6 +106,8 @@ class Session:
         self.current = dict(self.start)
         self._most_turns = self._most_advanced()
         self._started = False
+        self._endings: dict[int, Ending | None] = {}
+        self._pass_index = min(self._most_turns, default=0)  # of the run: other groups may not have ended it
         self.exchange = Exchange(self.resolved.topology, definition.options.topology)
 
     def _resolve(self, topology: Topology | None) -> Resolved:
@@ -121,7 +136,7 @@ class Session:
         was = state.fingerprint.get("source") if state is not None else None
         source = with_known_means(source, definition.nodes, definition.steps, was)
         plan = make_plan(definition.nodes, options, losses_of(source), available_cpus())
-        resolved = Resolved(source, plan, topology, fingerprint(source, definition.steps, plan))
+        resolved = Resolved(source, plan, topology, fingerprint(source, definition.steps, plan, options.data))
         if state is not None:
             check_holders(state, resolved.fingerprint, plan)
             for notice in check_definition(state, resolved.fingerprint, source, self.allow):
@@ -173,6 +188,7 @@ class Session:
         execution = self.definition.options.execution
         if execution.output == "torch" and importlib.util.find_spec("torch") is None:
             raise ConfigError("output='torch' needs torch: pip install zephon[torch], or leave output='numpy'")
+        self._check_ends()
         self.end_iterator("a newer iterator of the same pipeline took its place")
         if self._started and self.current != self.start:
             log.warning("iterating again from the pipeline's start; to go on where you were, load the state")
@@ -181,6 +197,74 @@ class Session:
         iterator = BatchIterator(self, reader)
         self._iterator = weakref.ref(iterator)
         return iterator
+
+    @property
+    def pass_index(self) -> int:
+        """The pass of the next iterator: the first of the owned lanes'; where groups end together, of all lanes'."""
+        own = min((place.pass_index for place in self.start.values()), default=0)
+        return own if self.ending(own) is None else min(own, self._pass_index)
+
+    def _places(self) -> dict[int, LaneState]:
+        """Where lanes of the run stand, as far as this process knows."""
+        return {**(self._fitted(self.loaded) if self.loaded is not None else {}), **self.start}
+
+    def ending(self, pass_index: int) -> Ending | None:
+        """How a pass ends; None where each group delivers all that it has."""
+        if pass_index not in self._endings:
+            data = self.definition.options.data
+            self._endings[pass_index] = ending(*self._pass(pass_index), data, self._places())
+        return self._endings[pass_index]
+
+    def _pass(self, pass_index: int) -> tuple[Plan, WorkSource, int, int]:
+        return self.resolved.plan, self.resolved.source, self.resolved.topology.num_lanes, pass_index
+
+    def _agreement(self) -> Agreement | None:
+        resolved = self.resolved
+        return find_agreement(resolved.topology, self.definition.options, resolved.fingerprint)
+
+    def _check_ends(self) -> None:
+        """Raises ConfigError where groups must end together and cannot; says so where they may end apart."""
+        number, data, groups = self.pass_index, self.definition.options.data, self.resolved.topology.num_groups
+        found = self.ending(number)
+        if found is None:
+            if groups > 1 and not self._started and initialised() is not None and may_end_apart(*self._pass(number)):
+                log.warning("%s", APART)
+        elif found.steps is None:
+            if self._agreement() is None:
+                raise ConfigError(no_way(found.why))
+        elif found.given and not found.pad:
+            check_given(*self._pass(number), data, self._places())
+
+    def ends(self) -> Ends | None:
+        """What ends the next pass together with the other groups, who are asked where they are. None: nothing does."""
+        number, plan = self.pass_index, self.resolved.plan
+        found = self.ending(number)
+        if found is None:
+            return None
+        agreement = self._agreement() if found.steps is None else Alone()
+        assert agreement is not None  # `_check_ends` saw to it
+        position = Position(number, 0, 0, False)
+        if found.steps is None:
+            position = together(agreement.meet(position_of(self.start.values())))
+        cycles, reason = self.definition.options.data.cycles_per_step, plan.reasons.get(LAST_STEP_DROPPED, -1)
+        pads = Pads(partial(self._first_batch, position.pass_index), cycles)
+        return Ends(found, cycles, agreement, position, self.current, pads.make, reason)
+
+    def _first_batch(self, pass_index: int) -> Batch | None:
+        """The first batch of the lowest lane that has one, made in this process, from the begin of the pass."""
+        zero = (0,) * len(self.resolved.plan.reasons)
+        start = LaneState(pass_index=pass_index, counts=zero, place_counts=zero)
+        lanes = range(self.resolved.topology.num_lanes)
+        found = (first_batch(self._job(pass_index, {lane: start})) for lane in lanes)
+        return next((batch for batch in found if batch is not None), None)
+
+    def num_batches(self) -> int:
+        """Batches of this group in a whole pass. Raises TypeError, as `len` wants, where that is not known."""
+        data, limit = self.definition.options.data, self.definition.limit
+        found = batches_of_group(*self._pass(self.pass_index), data, self.resolved.topology.lanes)
+        if isinstance(found, Unknown):
+            raise TypeError(f"the batches of a pass cannot be counted in advance: {found.why}")
+        return found if limit is None else min(found, limit)
 
     def end_iterator(self, reason: str) -> None:
         """Closes the live iterator."""
@@ -194,13 +278,12 @@ class Session:
         if lost := all_lost(self.resolved.plan.reasons, self.start, self.current):
             log.warning("not one sample came out of this pass; dropped by %s", lost)
         self.start = dict(self.current)
+        self._pass_index = min((place.pass_index for place in self.start.values()), default=0)
 
-    def drive(self, pass_index: int, reader: Reader = USER) -> Driver:
-        """A running engine for the owned lanes that are in this pass."""
-        execution = self.definition.options.execution
-        resolved = self.resolved
-        lanes = {lane: place for lane, place in self.start.items() if place.pass_index == pass_index}
-        job = Job(
+    def _job(self, pass_index: int, lanes: dict[int, LaneState], read_ahead: int = 0) -> Job:
+        """The work of an engine, for lanes that are in this pass."""
+        execution, resolved = self.definition.options.execution, self.resolved
+        return Job(
             plan=resolved.plan,
             source=resolved.source,
             datasets=cast("Sequence[Dataset]", resolved.source.datasets),
@@ -217,8 +300,16 @@ class Session:
             max_record_bytes=execution.max_record_bytes,
             stall_warn_s=execution.stall_warn_s,
             stall_timeout_s=execution.stall_timeout_s,
-            read_ahead=reader.ahead,
+            read_ahead=read_ahead,
         )
+
+    def drive(self, pass_index: int, reader: Reader = USER) -> Driver:
+        """A running engine for the owned lanes that are in this pass."""
+        execution = self.definition.options.execution
+        lanes = {lane: place for lane, place in self.start.items() if place.pass_index == pass_index}
+        job = self._job(pass_index, lanes, reader.ahead)
+        if not lanes:  # others are still in a pass that all lanes of this group have ended
+            return DRIVERS["inline"](job)
         if execution.runner is None and DEFAULT_RUNNER == "threads":
             log.warning("runner='threads': the process runner, which is faster, needs Linux")
         runner = execution.runner or DEFAULT_RUNNER

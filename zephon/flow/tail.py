@@ -51,6 +51,12 @@ class Tail(Generic[T]):
         heapq.heapreplace(self._order, (done + 1, lane))
         return lane, self.buffers[lane].popleft()
 
+    def pass_by(self) -> int:
+        """Counts a turn of the next lane that takes nothing; returns the lane."""
+        done, lane = self._order[0]
+        heapq.heapreplace(self._order, (done + 1, lane))
+        return lane
+
     def finish(self) -> int:
         """Takes the next item as the lane's end; returns the lane, which has no turn any more."""
         _, lane = heapq.heappop(self._order)

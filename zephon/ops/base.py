@@ -46,6 +46,11 @@ class Node:
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def one_to_one(self) -> bool:
+        """Whether each record that enters gives exactly one, or an error. Where all steps say so, `len()` is known."""
+        return False
+
     def settings(self) -> dict[str, Any]:
         """The fields that decide what this step does, for the fingerprint: plain values and functions.
 

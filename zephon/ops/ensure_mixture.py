@@ -63,6 +63,10 @@ class EnsureMixture(Accumulator):
         self._head_start = 0.0 if self.measures else 0.5
         self._lanes: dict[int, _Lane] = {}
 
+    @property
+    def one_to_one(self) -> bool:
+        return True
+
     def settings(self) -> dict[str, Any]:
         fields = {f: getattr(self, f) for f in ("weights", "buffer_size", "unit", "strict")}
         return {"type": self.method, **fields, **({"field": self.field} if self.measures else {})}

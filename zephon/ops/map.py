@@ -12,6 +12,10 @@ class Map(FunctionOperator):
 
     method = "map"
 
+    @property
+    def one_to_one(self) -> bool:
+        return self.on_error == "raise"
+
     def run(self, rows: Rows) -> None:
         outputs: list[Record] = []
         kept: list[int] = []

@@ -49,6 +49,10 @@ class Shuffle(Accumulator):
         self._drawn: dict[int, int] = {}
         self._key: dict[int, int] = {}
 
+    @property
+    def one_to_one(self) -> bool:
+        return True
+
     def settings(self) -> dict[str, Any]:
         return {"type": self.method, "buffer_size": self.buffer_size, "mode": self.mode}
 

@@ -77,6 +77,10 @@ class Tokenize(Operator):
             *(("error",) if on_error == "skip" else ()),
         )
 
+    @property
+    def one_to_one(self) -> bool:
+        return self.on_error == "raise" and (self.max_length is None or self.overflow == "truncate")
+
     def settings(self) -> dict[str, Any]:
         known = isinstance(self.tokenizer, TokenizerText)
         definition = hashlib.sha256(self.tokenizer.text.encode()).hexdigest()[:32] if known else self.tokenizer  # type: ignore[union-attr]

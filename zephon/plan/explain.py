@@ -18,6 +18,7 @@ from zephon.ops.pack import Pack
 from zephon.ops.shuffle import Shuffle
 from zephon.ops.stateful_map import StatefulMap
 from zephon.options import Options
+from zephon.plan.ends import ending, in_words_of
 from zephon.plan.graph import Plan, StagePlan
 from zephon.plan.lanes import Topology
 from zephon.plan.limits import (
@@ -46,6 +47,7 @@ def explain(plan: Plan, topology: Topology, source: WorkSource, options: Options
         "source": _source(source, topology),
         "stages": _stages(plan, source),
         "lanes": _lanes(plan, topology, options),
+        "end": [in_words_of(ending(plan, source, topology.num_lanes, 0, options.data, {}), topology.num_groups)],
         "restart": _restart(plan, source),
         "memory, for each lane of this group": _memory(plan, topology, source, options),
         "settings: data (decide the stream; a state refuses others)": _data(plan, topology, source, options),
@@ -207,7 +209,7 @@ def _lanes(plan: Plan, topology: Topology, options: Options) -> list[str]:
     owned = [topology.lanes_of(group) for group in range(topology.num_groups)]
     lines = [
         f"{_many(topology.num_lanes, 'lane')} over {_many(topology.num_groups, 'group')}, {topology.strategy}; "
-        f"a global step is cycles_per_step = {cycles} x a batch of each lane, {_many(step, 'sample')} in all"
+        f"a global step is cycles_per_step = {cycles} x a batch of each lane, {_many(step, 'sample')} in all",
     ]
     if topology.num_groups <= _SHOWN_GROUPS:
         cells = [

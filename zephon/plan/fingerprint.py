@@ -12,6 +12,7 @@ from zephon.errors import ConfigError, describe
 from zephon.functions import code_hash, python_version
 from zephon.ops.base import Node, in_words
 from zephon.ops.batch import Batch
+from zephon.options import DataOptions
 from zephon.plan.graph import Plan
 from zephon.work.source import WorkSource
 
@@ -38,11 +39,12 @@ def _setting(node: Node, name: str, value: Any) -> Any:
         ) from error
 
 
-def fingerprint(source: WorkSource, steps: Mapping[str, dict[str, Any]], plan: Plan) -> Fingerprint:
+def fingerprint(source: WorkSource, steps: Mapping[str, dict[str, Any]], plan: Plan, data: DataOptions) -> Fingerprint:
     """The readable definition: plain data that decides the stream. Seed, lanes, batch shape are kept apart.
 
-    `steps`: what `node_fields` said of each step, by name, in order.
+    `steps`: what `node_fields` said of each step, by name, in order. What says how a pass ends is there if it is set.
     """
+    ends = {"last_step": data.last_step, "steps_per_pass": data.steps_per_pass}
     return {
         "python": python_version(),
         "source": {
@@ -53,6 +55,7 @@ def fingerprint(source: WorkSource, steps: Mapping[str, dict[str, Any]], plan: P
         "operators": dict(steps),
         "order": list(steps),
         "flush_every_k_chunks": plan.flush_every,
+        **{name: value for name, value in ends.items() if value is not None},
     }
 
 

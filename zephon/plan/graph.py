@@ -13,6 +13,7 @@ from zephon.ops.batch import Batch, Formatter
 from zephon.options import Options
 
 DEFAULT_FLUSH_EVERY = 8
+LAST_STEP_DROPPED = "last_step.dropped"
 
 
 class StagePlan(msgspec.Struct, frozen=True):
@@ -89,7 +90,10 @@ def make_plan(nodes: Sequence[Node], options: Options, losses: Sequence[str], wo
         every = DEFAULT_FLUSH_EVERY if regroups else 0
     for accumulator in (a for stage in stages for a in stage.accumulators):
         accumulator.check_windows(every)
-    return Plan(stages, batch or Batch(1), formatters, regroups, every, _reasons(stages, batch, losses), _notes(stages))
+    reasons = _reasons(stages, batch, losses)
+    if options.data.last_step == "drop":
+        reasons.setdefault(LAST_STEP_DROPPED, len(reasons))
+    return Plan(stages, batch or Batch(1), formatters, regroups, every, reasons, _notes(stages))
 
 
 def _check_order(nodes: Sequence[Node]) -> None:

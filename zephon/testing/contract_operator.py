@@ -108,6 +108,12 @@ def _declared(operator: Operator, results: Sequence[Result]) -> None:
                     f"drops record {i} for the reason '{short}', which it does not declare: give the class "
                     f"reasons = {declared!r}",
                 )
+        if operator.one_to_one and len(result.made) != 1:
+            raise broken(
+                operator,
+                f"says one_to_one, and makes {len(result.made)} records of record {i}: `len(pipeline)` and "
+                "last_step would be wrong; leave one_to_one out, or give exactly one record for each",
+            )
 
 
 def _repeats(operator: Operator, records: Sequence[Record], expected: Sequence[Result]) -> None:

@@ -48,13 +48,17 @@ class Leg(msgspec.Struct, frozen=True):
 
 
 def prepare(pipeline: Pipeline, num_lanes: int) -> Pipeline:
-    """What every leg starts from: without the pipeline's own topology, execution settings, `take` and loaded state."""
+    """What every leg starts from: without the pipeline's own topology, execution settings, `take` and loaded state.
+
+    Lanes are compared to their own ends, so `last_step` and `steps_per_pass` are set aside too.
+    """
     if not pipeline._definition.options.data.deterministic:
         raise ConfigError("deterministic=False gives up the order that this compares; verify with deterministic=True")
     new = pipeline._derive(limit=None)
     new._inherited = (None, None)
     topology = {"world_size": None, "global_rank": None, "dp_degree": 1, "dp_group_id": 0}
-    return new.options(canonical_replicas=num_lanes, runner="inline", parallelism=1, output="numpy", **topology)
+    ends = {"last_step": None, "steps_per_pass": None}
+    return new.options(canonical_replicas=num_lanes, runner="inline", parallelism=1, output="numpy", **topology, **ends)
 
 
 def configure(prepared: Pipeline, leg: Leg, group: int) -> Pipeline:

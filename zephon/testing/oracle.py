@@ -10,6 +10,7 @@ import copy
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -215,6 +216,35 @@ def _attached(cursor: Any) -> Item:
         return cursor  # type: ignore[no-any-return]
     item: Item = cursor.parts[0][0]
     return item._replace(record={**item.record, cursor.op.into: cursor.value})
+
+
+class OraclePass:
+    """One pass of all lanes where `last_step` or `steps_per_pass` says how it ends: `lanes[l]` is what lane l delivers.
+
+    `dropped[l]`: the lane's drops of the pass. A batch without origins is a pad, and counts nothing.
+    """
+
+    def __init__(self, pipeline: Pipeline, pass_index: int = 0) -> None:
+        data = pipeline._definition.options.data
+        pads, cycles, given = data.last_step == "pad", data.cycles_per_step, data.steps_per_pass
+        most = None if given is None else given * cycles + pads  # with pads it is seen whether a lane has ended
+        oracles = [OracleLane(pipeline, n, pass_index) for n in range(pipeline._session.resolved.topology.num_lanes)]
+        self.lanes = [list(islice(oracle, most)) for oracle in oracles]
+        self.turns = [len(own) for own in self.lanes]  # of batches that are no pads
+        at_least, at_most = [n // cycles for n in self.turns], [-(-n // cycles) for n in self.turns]
+        self.steps = given or (max(at_most) if pads else min(at_least))
+        whole = self.steps * cycles
+        first = next((own[0] for own in self.lanes if own), None)
+        self.dropped: list[Counter[str]] = []
+        for oracle, own in zip(oracles, self.lanes, strict=True):
+            goes_on = len(own) == most  # what lies behind the last step is no part of the pass then
+            self.dropped.append(Counter(own[whole - 1].dropped) if goes_on else +oracle.dropped)
+            if data.last_step == "drop" and given is None and (beyond := own[whole:]):
+                self.dropped[-1]["last_step.dropped"] += sum(len(batch.origins) for batch in beyond)
+            del own[whole:]
+            if pads and first is not None:
+                counts = (own[-1].dropped, own[-1].delivered) if own else ({}, 0)
+                own += [OracleBatch(first.digest, [], *counts)] * (whole - len(own))
 
 
 class _Who:

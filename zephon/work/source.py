@@ -69,6 +69,10 @@ class WorkSource(abc.ABC):
     def fingerprint(self) -> dict[str, Any]:
         """Every setting that shapes the stream, as small plain data; neither the seed nor the datasets."""
 
+    def lane_length(self, lane: int, num_lanes: int, pass_index: int) -> int | None:
+        """Pointers of one lane in a pass. None: not known without reading its chunks, or endless."""
+        return None
+
     def epoch_length(self, pass_index: int) -> int:
         """A finite number of pointers after which every dataset that is drawn at all has come round once."""
         length = self.length(pass_index)
@@ -109,6 +113,10 @@ class FlatSource(WorkSource):
     def pointers(self, pass_index: int, start: int, count: int) -> Pointers:
         """The pointers at positions start .. start + count - 1 of a pass, never asked beyond its length."""
 
+    def lane_length(self, lane: int, num_lanes: int, pass_index: int) -> int | None:
+        length = self.length(pass_index)
+        return None if length is None else lane_share(lane, num_lanes, self.chunk_size, length)
+
     def chunk(self, lane: int, num_lanes: int, pass_index: int, index: int) -> Pointers:
         if not (0 <= lane < num_lanes and pass_index >= 0 and index >= 0):
             raise ConfigError(
@@ -125,6 +133,13 @@ class FlatSource(WorkSource):
                 f"{len(found)} pointers: it must give exactly `count`, as length({pass_index}) promises them"
             )
         return found
+
+
+def lane_share(lane: int, num_lanes: int, chunk_size: int, length: int) -> int:
+    """Pointers of a lane in a pass of `length`, as `lane_slice` deals them."""
+    full_rows, left = divmod(length, num_lanes * chunk_size)
+    share, longer = divmod(left, num_lanes)
+    return full_rows * chunk_size + share + (lane < longer)
 
 
 def lane_slice(lane: int, num_lanes: int, index: int, chunk_size: int, length: int | None) -> tuple[int, int]:
