@@ -246,7 +246,7 @@ def test_our_own_data_error_keeps_cause_and_notes(runner: str) -> None:
 
 
 @pytest.mark.parametrize("make", [ValueError, lambda: SystemExit(0), StopIteration, GeneratorExit])
-@pytest.mark.parametrize("options", [{"batch": 1}, {"batch": 3, "task_records": 24}, {"parallelism": 3}])
+@pytest.mark.parametrize("options", [slow({"batch": 1}), {"batch": 3, "task_records": 24}, slow({"parallelism": 3})])
 def test_the_state_afterwards_goes_on_at_that_record(options: dict[str, Any], make: Make) -> None:
     """What came before the error is what comes without it, and what is left follows, each time under another runner."""
     settings: dict[str, Any] = {"batch": 2, "canonical_replicas": 3, "chunk_size": 2, "task_records": 5, **options}

@@ -26,6 +26,11 @@ def start(method: str, place: str, name: str, *arguments: Any) -> Script:
     return Script("", method, place, name, *arguments, argv=[RUN])
 
 
+def slow_only(values: Any) -> Any:
+    """The same combination, for `--long` alone."""
+    return values if hasattr(values, "marks") else slow(*values)
+
+
 def all_of(*kinds: Any, chosen: int = 1) -> list[Any]:
     """(method, place, one of the kinds): `chosen` combinations of each kind, another one each time; others are slow."""
     pairs = list(itertools.product(METHODS, PLACES))
@@ -72,9 +77,9 @@ def lines(path: Path) -> list[list[int]]:
     return [json.loads(text) for text in log.read_text().splitlines()] if log.exists() else []
 
 
-@pytest.mark.parametrize(("method", "place", "rounds"), all_of(10))
+@pytest.mark.parametrize(("method", "place", "rounds"), [("fork", "script", 4), *map(slow_only, all_of(10))])
 def test_a19_killed_and_started_again_at_once(method: str, place: str, rounds: int, tmp_path: Path) -> None:
-    """The trainer is killed at its third batch, ten times; two jobs at once both equal the reference then."""
+    """The trainer is killed at its third batch, again and again; two jobs at once both equal the reference then."""
     wanted_by = [tmp_path / "one", tmp_path / "two"]
     jobs = [start(method, place, "a19_job", path) for path in wanted_by]
     for job in jobs:
@@ -106,7 +111,7 @@ def test_a23_a_stage_with_pools(method: str, place: str, inner: str, tmp_path: P
     assert status == 0, err
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["fork", slow("forkserver"), slow("spawn")])
 def test_a23_loaders_in_a_pool(method: str) -> None:
     status, _, err = start(method, "script", "a23_loader", method).end(60)
     assert (status, err) == (0, "")
