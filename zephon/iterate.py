@@ -38,6 +38,7 @@ class BatchIterator(Iterator[Batch]):
 
     def __init__(self, session: Session, reader: Reader = USER) -> None:
         self._session, self._reader = session, reader
+        self._places = session.current
         self._pass_index = session.pass_index
         self._left = session.definition.limit
         self._driver: Driver | None = None
@@ -153,9 +154,13 @@ class BatchIterator(Iterator[Batch]):
         cycles = self._session.definition.options.data.cycles_per_step
         target, short = self._session.first_target(self._pass_index)
         while True:
+            self._session.begin_step(self._places)  # what stops it in its middle leaves the state before the step
             batches = []
             while self.lacks(target):
                 batches.append(next(self))
+            if self._ended is not None:
+                next(self)  # raises Closed: who ended it has the state before this step
+            self._session.end_step(self._places)
             if not batches and not short:
                 next(self, None)  # the pass, or what `take` allows, is complete
                 return

@@ -109,6 +109,7 @@ class Pipeline(Declared):
         """This group's batches of one global step at a time.
 
         After a restore in the middle of a step the first list is short, or empty where only other groups lag behind.
+        A step is delivered as a whole: what stops it in its middle leaves the state, and the counts, before it.
         """
         return iter(self).steps()
 

@@ -104,6 +104,8 @@ class Session:
         self.last_metrics: dict[str, dict[str, float]] = {"seconds": {}, "totals": {}, "deaths": {}}
         self.start = self._first_start()
         self.current = dict(self.start)
+        self._before_step: tuple[dict[int, LaneState], dict[int, LaneState]] | None = None
+        """(`current`, what it was before the step whose list the user does not have yet)."""
         self._most_turns = self._most_advanced()
         self._started = False
         self._endings: dict[int, Ending | None] = {}
@@ -273,6 +275,22 @@ class Session:
             iterator.end(reason)
         self._iterator = None
 
+    def begin_step(self, places: dict[int, LaneState]) -> None:
+        """The batches from here on are delivered all at once, as one list. `places`: `current` of their iterator."""
+        if places is self.current:
+            self._before_step = places, dict(places)
+
+    def end_step(self, places: dict[int, LaneState]) -> None:
+        """The user has the list."""
+        if places is self.current:
+            self._before_step = None
+
+    @property
+    def _delivered(self) -> Mapping[int, LaneState]:
+        """Where the owned lanes stand behind what the user has."""
+        places, before = self._before_step or (None, {})
+        return before if places is self.current else self.current
+
     def finish_pass(self) -> None:
         """The iterator came to the end of its pass: the next one begins there."""
         if lost := all_lost(self.resolved.plan.reasons, self.start, self.current):
@@ -339,11 +357,15 @@ class Session:
                 "deterministic=False gives up the order that a resume needs, so there is no state; "
                 "leave deterministic=True to checkpoint"
             )
+<<<<<<< HEAD
 
     def state(self, places: Mapping[int, LaneState] | None = None) -> dict[str, Any]:
         """The state behind the last delivered batch, or at `places` of the owned lanes."""
         self.check_state()
         lanes = self.current if places is None else places
+=======
+        lanes = self._delivered if places is None else places
+>>>>>>> faed727 (steps(): a step is delivered as a whole; what stops it in its middle leaves the state before it)
         if not self._started and self.loaded is None:  # then every lane of the run is at its beginning
             lanes = dict.fromkeys(range(self.resolved.topology.num_lanes), next(iter(lanes.values())))
         return write_state(self.state_of(lanes))
@@ -368,7 +390,7 @@ class Session:
 
     def counts(self, places: Mapping[int, LaneState] | None = None) -> dict[str, Any]:
         """What was delivered and dropped, by lane and reason, up to the last delivered sample, or up to `places`."""
-        lanes = self.current if places is None else places
+        lanes = self._delivered if places is None else places
         reasons, notes = self.resolved.plan.reasons, self.resolved.plan.notes
 
         def counted(noted: bool) -> dict[int, dict[str, int]]:
