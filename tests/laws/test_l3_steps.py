@@ -40,7 +40,7 @@ def step_by_step(stream: Iterator[list[zp.Batch]], pipeline: zp.Pipeline, error:
     with pytest.raises(error):
         for step in stream:
             found.append(digests(step))
-            states.append(pipeline.state_dict())
+            states += [pipeline.state_dict()]
     return found, states
 
 
@@ -97,8 +97,7 @@ def test_a_state_that_is_asked_for_in_the_middle_of_a_step() -> None:
     within: list[dict[str, Any]] = []
     pipeline = lanes(lambda record: (within.append(pipeline.state_dict()), record)[1], runner="inline", task_records=2)
     between = [pipeline.state_dict()]
-    for _ in pipeline.steps():
-        between.append(pipeline.state_dict())
+    between += [pipeline.state_dict() for _ in pipeline.steps()]
     assert len(within) == 90
     assert all(state in between for state in within[1:])  # the first one: nothing has begun, it has all lanes
     kept = pipeline.state_dict()
