@@ -154,18 +154,23 @@ class BatchIterator(Iterator[Batch]):
         cycles = self._session.definition.options.data.cycles_per_step
         target, short = self._session.first_target(self._pass_index)
         while True:
-            self._session.begin_step(self._places)  # what stops it in its middle leaves the state before the step
+            self._mark((self._places, dict(self._places)))  # what stops it in its middle leaves the state before it
             batches = []
             while self.lacks(target):
                 batches.append(next(self))
             if self._ended is not None:
                 next(self)  # raises Closed: who ended it has the state before this step
-            self._session.end_step(self._places)
+            self._mark(None)
             if not batches and not short:
                 next(self, None)  # the pass, or what `take` allows, is complete
                 return
             yield batches  # a short step may be empty here, so that all groups count the same steps
             target, short = target + cycles, False
+
+    def _mark(self, before: tuple[dict[int, LaneState], dict[int, LaneState]] | None) -> None:
+        """Where a step begins, and (None) that its list is complete, unless a newer iterator has begun."""
+        if self._session.current is self._places:
+            self._session.before_step = before
 
     def _finish(self) -> None:
         """The end of the pass, or of what `take` allows."""

@@ -104,7 +104,7 @@ class Session:
         self.last_metrics: dict[str, dict[str, float]] = {"seconds": {}, "totals": {}, "deaths": {}}
         self.start = self._first_start()
         self.current = dict(self.start)
-        self._before_step: tuple[dict[int, LaneState], dict[int, LaneState]] | None = None
+        self.before_step: tuple[dict[int, LaneState], dict[int, LaneState]] | None = None
         """(`current`, what it was before the step whose list the user does not have yet)."""
         self._most_turns = self._most_advanced()
         self._started = False
@@ -275,20 +275,10 @@ class Session:
             iterator.end(reason)
         self._iterator = None
 
-    def begin_step(self, places: dict[int, LaneState]) -> None:
-        """The batches from here on are delivered all at once, as one list. `places`: `current` of their iterator."""
-        if places is self.current:
-            self._before_step = places, dict(places)
-
-    def end_step(self, places: dict[int, LaneState]) -> None:
-        """The user has the list."""
-        if places is self.current:
-            self._before_step = None
-
     @property
     def _delivered(self) -> Mapping[int, LaneState]:
         """Where the owned lanes stand behind what the user has."""
-        places, before = self._before_step or (None, {})
+        places, before = self.before_step or (None, {})
         return before if places is self.current else self.current
 
     def finish_pass(self) -> None:
@@ -357,15 +347,11 @@ class Session:
                 "deterministic=False gives up the order that a resume needs, so there is no state; "
                 "leave deterministic=True to checkpoint"
             )
-<<<<<<< HEAD
 
     def state(self, places: Mapping[int, LaneState] | None = None) -> dict[str, Any]:
         """The state behind the last delivered batch, or at `places` of the owned lanes."""
         self.check_state()
-        lanes = self.current if places is None else places
-=======
         lanes = self._delivered if places is None else places
->>>>>>> faed727 (steps(): a step is delivered as a whole; what stops it in its middle leaves the state before it)
         if not self._started and self.loaded is None:  # then every lane of the run is at its beginning
             lanes = dict.fromkeys(range(self.resolved.topology.num_lanes), next(iter(lanes.values())))
         return write_state(self.state_of(lanes))
