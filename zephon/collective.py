@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,11 +24,18 @@ from zephon.options import TopologyOptions
 from zephon.plan.lanes import Topology
 
 LEAST_POLL_S = 0.001
+PART_BYTES = 4 << 20  # of a message in torch's store
+WHOLE, IN_PARTS = b"w", b"p"
 GRACE_S = 3.0  # longer than who leads: it knows who is missing, and says so at its own deadline
 
 
 class StoreBoard:
-    """The store that torch.distributed's processes met at: no device and no collective call is needed for it."""
+    """The store that torch.distributed's processes met at: no device and no collective call is needed for it.
+
+    TCPStore breaks the connection where a value has more than 8 MiB, so a longer message lies there in parts. Each has
+    the mark that the entry of its name has, which is written last: who reads a message while another takes its place
+    sees that, and finds none.
+    """
 
     most_poll_s = 0.05
 
@@ -34,10 +43,37 @@ class StoreBoard:
         self._store = store
 
     def read(self, name: str) -> bytes | None:
-        return bytes(self._store.get(name)) if self._store.check([name]) else None
+        with self._reached():
+            head = self._get(name)
+            if head is None or head[:1] == WHOLE:
+                return None if head is None else head[1:]
+            mark, num_parts = head[1:-4], int.from_bytes(head[-4:])
+            parts = [self._get(f"{name}/{i}") or b"" for i in range(num_parts)]
+        return b"".join(part[len(mark) :] for part in parts) if all(part.startswith(mark) for part in parts) else None
 
     def write(self, name: str, message: bytes) -> None:
-        self._store.set(name, message)
+        with self._reached():
+            if len(message) <= PART_BYTES:
+                self._store.set(name, WHOLE + message)
+                return
+            mark, starts = secrets.token_bytes(8), range(0, len(message), PART_BYTES)
+            for i, start in enumerate(starts):
+                self._store.set(f"{name}/{i}", mark + message[start : start + PART_BYTES])
+            self._store.set(name, IN_PARTS + mark + len(starts).to_bytes(4))
+
+    def _get(self, key: str) -> bytes | None:
+        return bytes(self._store.get(key)) if self._store.check([key]) else None
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """What goes wrong with the store, above all that the process which holds it is gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            text = describe(error).partition("\n")[0]
+            raise CheckpointError(
+                f"the store of torch.distributed cannot be reached: {text}; did its rank die?"
+            ) from error
 
 
 class Exchange:
@@ -46,11 +82,19 @@ class Exchange:
     def __init__(self, topology: Topology, options: TopologyOptions) -> None:
         self._topology, self._options = topology, options
         self._rounds: tuple[Any, Rounds] | None = None
+        self._busy = threading.Lock()
 
     def checkpoint(self, own: Callable[[], dict[str, Any]], group: Any, timeout_s: float) -> dict[str, Any]:
         """The state of all ranks, the same on each. Collective: where one rank fails, all of them do."""
-        rounds = self._meet(group)
-        return own() if rounds is None else rounds.join(partial(_owned, own, self._topology.lanes), timeout_s)
+        if not timeout_s > 0:
+            raise ConfigError(f"checkpoint(timeout_s={timeout_s!r}): seconds, more than 0, are wanted")
+        if not self._busy.acquire(blocking=False):  # by another thread, or by what a signal handler interrupted
+            raise CheckpointError("checkpoint() is under way in this process already; call it behind that one")
+        try:
+            rounds = self._meet(group)
+            return own() if rounds is None else rounds.join(partial(_owned, own, self._topology.lanes), timeout_s)
+        finally:
+            self._busy.release()
 
     def _meet(self, group: Any) -> Rounds | None:
         """Where the ranks meet; None for one that is alone."""
@@ -62,6 +106,8 @@ class Exchange:
             return self._rounds[1]
         if group is not None:
             raise ConfigError("checkpoint(group=...) without torch.distributed; initialise it, or leave the group out")
+        if self._rounds is not None and self._rounds[0] is not None:  # of a process group that is no more
+            self._rounds = None
         if options.aggregate_dir is not None and self._rounds is None:
             board = open_board(options.aggregate_dir, options.run_id or "run")
             self._rounds = None, Rounds(board, range(topology.world_size), topology.rank)
@@ -86,6 +132,8 @@ def initialised() -> Any:
 
 
 def _torch_rounds(distributed: Any, group: Any) -> Rounds:
+    if group is distributed.GroupMember.NON_GROUP_MEMBER:
+        raise ConfigError(f"rank {distributed.get_rank()} is not in the group of checkpoint(group=...)")
     ranks = distributed.get_process_group_ranks(group)
     if distributed.get_rank() not in ranks:
         raise ConfigError(f"rank {distributed.get_rank()} is not in the group of checkpoint(group=...): {ranks}")
@@ -109,10 +157,10 @@ class Rounds:
         """joined: makes {"state": ...} or {"error": ...} of the messages by rank. what, remedy: said in errors."""
         self._board, self._ranks, self._rank = board, ranks, rank
         self._joined, self._what, self._remedy = joined or _joined, what, remedy
-        self._used: set[str] = set()
-        """Numbers of the others in the round before, which some may not have left yet."""
+        self._used: dict[int, str] = {}
+        """By rank, the number that its last message to be taken had: it may not have left that round yet."""
         self._led = 0
-        self._done: list[tuple[str, int]] = []
+        self._done: dict[str, int] = {}
         """The last two calls that this rank has led, and where the result of each is: a rank may be slow."""
 
     def join(self, own: Callable[[], dict[str, Any]], timeout_s: float) -> dict[str, Any]:
@@ -137,8 +185,8 @@ class Rounds:
             for rank in self._ranks:
                 if rank in heard or self._board.read(f"answer-{rank}") != number.encode():
                     continue
-                message = json.loads(self._board.read(f"rank-{rank}") or b"")  # it was there before the answer
-                if message["number"] not in self._used:
+                message = self._read(f"rank-{rank}")  # where all see all at once, it was there before the answer
+                if message.get("call") == number and message["number"] != self._used.get(rank):
                     heard[rank] = message
             if len(heard) == len(self._ranks) or time.monotonic() > deadline:
                 break
@@ -148,30 +196,38 @@ class Rounds:
         seen = {rank: message["number"] for rank, message in heard.items()}
         place = self._led % 2
         self._board.write(f"result-{place}", json.dumps({"seen": seen, "number": number, **result}).encode())
-        self._led, self._done = self._led + 1, [*self._done[-1:], (number, place)]
+        self._led, self._done = self._led + 1, dict([*[*self._done.items()][-1:], (number, place)])
         self._board.write("done", json.dumps(self._done).encode())
-        self._used = set(seen.values())
+        self._used |= seen
         return {"number": number, **result}
 
     def _follow(self, number: str, message: str, deadline: float, timeout_s: float) -> dict[str, Any]:
         calls: list[str] = []
         for pause_s in pauses(self._board.most_poll_s):
             raw = self._board.read("call")  # before the results: who leads writes its result before the next call
-            for call, place in json.loads(self._board.read("done") or b"[]"):
-                if call not in calls:
-                    continue
-                result: dict[str, Any] = json.loads(self._board.read(f"result-{place}") or b"")
-                if result["seen"].get(str(self._rank)) == number:
+            done = self._read("done")
+            for call in (call for call in calls if call in done):
+                result = self._read(f"result-{done[call]}")
+                if result.get("seen", {}).get(str(self._rank)) == number:
                     return result
-            if raw is not None and raw.decode() not in calls:
-                calls.append(raw.decode())
-                self._board.write(f"rank-{self._rank}", json.dumps({"number": number, **json.loads(message)}).encode())
+            if raw is not None and (call := raw.decode(errors="replace")) not in calls:
+                calls.append(call)
+                own = {"call": call, "number": number, **json.loads(message)}
+                self._board.write(f"rank-{self._rank}", json.dumps(own).encode())
                 self._board.write(f"answer-{self._rank}", raw)
                 continue
             if time.monotonic() > deadline + GRACE_S * bool(calls):
                 break
             time.sleep(pause_s)
         return {"error": self._unheard([self._ranks[0]], timeout_s)}
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """A message, or an empty one: it may not be there, and what a crash of the machine left may be torn."""
+        try:
+            found = json.loads(self._board.read(name) or b"{}")
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def _unheard(self, missing: list[int], timeout_s: float, lanes: str = "") -> str:
         return (

@@ -6,6 +6,7 @@ credentials, region and endpoint from the environment and tries again where the 
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -56,14 +57,20 @@ class FolderBoard:
         with _reached(str(self._folder)):
             try:
                 return (self._folder / name).read_bytes()
-            except FileNotFoundError:
-                return None
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.ESTALE):  # NFS: another message has just taken its place
+                    return None
+                raise
 
     def write(self, name: str, message: bytes) -> None:
         with _reached(str(self._folder)):
             part = self._folder / f".{name}.{secrets.token_hex(8)}"
-            part.write_bytes(message)
-            os.replace(part, self._folder / name)
+            try:
+                part.write_bytes(message)
+                os.replace(part, self._folder / name)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
 
 
 class ObjectBoard:
