@@ -163,6 +163,52 @@ def test_what_stops_it_in_the_middle_ends_it() -> None:
     assert got + digests(loader) == whole
 
 
+def test_a_ctrl_c_behind_the_copies_ends_it_too() -> None:
+    """It has a batch in its hands that the user does not get."""
+    loader = lanes().to_device("cpu", depth=2)
+    batches = iter(loader)
+    whole, got = digests(lanes()), [next(batches).digest()]
+    session: Any = loader._pipeline._session
+
+    def interrupt(batch: zp.Batch) -> Any:
+        raise KeyboardInterrupt
+
+    session.places = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    del session.places
+    with pytest.raises(Closed, match="KeyboardInterrupt stopped it"):
+        next(batches)
+    loader.load_state_dict(loader.state_dict())
+    assert got + digests(loader) == whole
+
+
+@pytest.mark.parametrize("how", ["close", "load", "iter"])
+def test_what_another_thread_ends_while_a_batch_is_read(how: str) -> None:
+    """As its copy starts: the batch is not delivered, and the old iterator has no part in the state."""
+    loader = lanes(runner="threads").to_device("cpu", depth=2)
+    batches, start = iter(loader), loader._copies.start
+    for _ in range(4):
+        next(batches)
+    state = loader.state_dict()
+    expected = lanes().to_device("cpu").state_dict() if how == "iter" else state
+    ends = {"close": loader.close, "load": lambda: loader.load_state_dict(state), "iter": lambda: iter(loader)}[how]
+
+    def starts(tensors: list[Any]) -> Any:
+        loader._copies.start = start  # type: ignore[method-assign]
+        thread = threading.Thread(target=ends)
+        thread.start()
+        thread.join(20)
+        return start(tensors)
+
+    batches._ahead.clear()  # type: ignore[attr-defined]
+    loader._copies.start = starts  # type: ignore[method-assign]
+    with pytest.raises(Closed, match="is over"):
+        next(batches)
+    assert loader.state_dict()["lanes"] == expected["lanes"]
+    loader.close()
+
+
 def test_a_copy_that_fails_is_an_error_behind_the_batches_before_it() -> None:
     loader = lanes().to_device("cpu", depth=2)
     start, started = loader._copies.start, []
@@ -178,6 +224,9 @@ def test_a_copy_that_fails_is_an_error_behind_the_batches_before_it() -> None:
     got = [next(batches).digest() for _ in range(4)]
     with pytest.raises(RuntimeError, match="out of memory"):
         next(batches)
+    state = loader.state_dict()
+    assert next(batches, None) is None  # the source had delivered the batch that could not be copied
+    assert loader.state_dict() == state
     loader._copies.start = start  # type: ignore[method-assign]
     loader.load_state_dict(loader.state_dict())
     assert got + digests(loader) == digests(lanes())

@@ -140,7 +140,7 @@ class DeviceIterator(Iterator[Batch]):
     """
 
     def __init__(self, loader: DeviceLoader, source: BatchIterator, by_step: bool) -> None:
-        self._loader, self._source = loader, source
+        self._loader, self._source, self._session = loader, source, loader._pipeline._session
         self._units = source.steps() if by_step else ([batch] for batch in source)
         self._copies, self._depth = loader._copies, loader._depth
         self._ahead: deque[list[Moving]] = deque()
@@ -148,6 +148,7 @@ class DeviceIterator(Iterator[Batch]):
         self._behind: Exception | None = None
         """What comes behind the batches that are ahead: an error, or the end."""
         self._ended: str | None = None
+        self._failed = False
         self._pid, self._turns = os.getpid(), Turns()
 
     def __next__(self) -> Batch:
@@ -167,13 +168,15 @@ class DeviceIterator(Iterator[Batch]):
             check_process(self._pid)
             try:
                 unit = self._take() if self._ended is None else None
+                if unit and self._ended is None:
+                    self._loader._places = self._session.places(unit[-1].batch)  # last of all
             except BaseException as error:  # in the middle of something, as a Ctrl-C: the next could lose data
+                if self._ended is not None and isinstance(error, Exception):  # another thread has closed it meanwhile
+                    raise self._why_none() from error
                 self.end(f"{type(error).__name__} stopped it; to go on, load the state")
                 raise
-            if unit is None:
+            if unit is None or self._ended is not None:
                 raise self._why_none()
-            if unit:
-                self._loader._places = self._loader._pipeline._session.places(unit[-1].batch)
             return [moving.batch for moving in unit]
 
     def _take(self) -> list[Moving] | None:
@@ -198,8 +201,10 @@ class DeviceIterator(Iterator[Batch]):
             return Closed(f"this iterator is over: {self._ended}")
         found, self._behind = self._behind or StopIteration(), StopIteration()
         if isinstance(found, StopIteration):
-            self._loader._places = None  # the pass is complete, and all of it was returned
+            if not self._failed:
+                self._loader._places = None  # the pass is complete, and all of it was returned
         else:
+            self._failed = True
             self._source.end("an error")
         return found
 
