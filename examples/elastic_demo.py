@@ -18,8 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,7 +69,7 @@ def train(folder: Path, num_ranks: int, last: int, save_every: int, kill: bool =
             for found in filter(None, map(LINE.match, torchrun.stdout)):
                 step = Step(int(found[1]), float(found[2]), found[3])
                 yield step
-                if kill and step.number == last:
+                if kill and step.number >= last:  # who was slow to kill the leg before may begin behind it
                     kill_all(torchrun.pid)
         finally:
             kill_all(torchrun.pid)  # where this generator is left early; else they are gone
@@ -79,7 +80,10 @@ def train(folder: Path, num_ranks: int, last: int, save_every: int, kill: bool =
 
 def kill_all(torchrun: int) -> None:
     """SIGKILL for torchrun and its ranks: they can do nothing about it, and nothing is saved."""
-    ranks = [int(pid) for file in Path(f"/proc/{torchrun}/task").glob("*/children") for pid in file.read_text().split()]
+    ranks: list[int] = []
+    for file in Path(f"/proc/{torchrun}/task").glob("*/children"):
+        with suppress(OSError):  # that thread has just ended
+            ranks += map(int, file.read_text().split())
     for pid in (torchrun, *ranks):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -169,6 +173,15 @@ class Demo:
         pyplot.close(figure)
 
 
+def legs_of(given: Sequence[str]) -> list[tuple[int, int]]:
+    """(ranks, last step) of each leg. Raises ValueError."""
+    legs = [(int(ranks), int(step)) for ranks, step in (leg.split(":") for leg in given)]
+    steps = [-1, *(step for _, step in legs)]
+    if not all(1 <= ranks <= 24 for ranks, _ in legs) or not all(a < b for a, b in pairwise(steps)):
+        raise ValueError("legs that cannot be")
+    return legs
+
+
 def main() -> bool:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--whole", type=int, default=4, help="ranks of the uninterrupted run")
@@ -176,7 +189,12 @@ def main() -> bool:
     parser.add_argument("--save-every", type=int, default=8, help="steps")
     parser.add_argument("--plot", type=Path, help="where to draw both curves (PNG)")
     args = parser.parse_args()
-    legs = [tuple(map(int, leg.split(":"))) for leg in args.legs]
+    try:
+        legs = legs_of(args.legs)
+    except ValueError:
+        parser.error(f"--legs {' '.join(args.legs)}: RANKS:STEP wanted, ranks of 1 to 24, steps that rise from 0 on")
+    if not (1 <= args.whole <= 24 and args.save_every >= 1):
+        parser.error("--whole: 1 to 24 ranks; --save-every: at least 1 step")
     make_corpus()
     with tempfile.TemporaryDirectory() as folder:
         demo = Demo(Path(folder), args.save_every)

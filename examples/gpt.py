@@ -188,6 +188,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent / "gpt", help="of the checkpoint")
     parser.add_argument("--fsdp", action="store_true", help="shard the model, where the default is a copy on each rank")
     args = parser.parse_args()
+    if args.save_every < 1:
+        parser.error(f"--save-every {args.save_every}: at least 1 step")
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

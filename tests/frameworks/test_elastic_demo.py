@@ -39,3 +39,27 @@ def test_a_difference_is_said(changed: dict[str, Any], capsys: pytest.CaptureFix
     demo.legs = [made.Leg(2, steps[:3], True, 1.0)]
     assert not demo.verdict()
     assert capsys.readouterr().out.endswith("1 of 4 steps do not match; the first is step 3.\n")
+
+
+@pytest.mark.parametrize("legs", [["4"], ["4:x"], ["4:60", "2:60"], ["4:60", "2:50"], ["0:5"], ["25:5"], ["2:-1"]])
+def test_legs_that_cannot_be(legs: list[str]) -> None:
+    """Steps that do not rise would leave a leg that is never killed."""
+    made = example("elastic_demo")
+    assert made.legs_of(["1:0", "24:7"]) == [(1, 0), (24, 7)]
+    with pytest.raises(ValueError, match="unpack|invalid literal|cannot be"):
+        made.legs_of(legs)
+
+
+def test_a_leg_that_begins_behind_its_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one before it was slow to be killed, and had saved so late a step."""
+    made = example("elastic_demo")
+    (tmp_path / "gpt.py").touch()
+    (tmp_path / "torch" / "distributed").mkdir(parents=True)
+    late = "import time\nfor n in range(90, 10**6): print(f'step {n} loss 2.5 batch abc', flush=True)\n"
+    (tmp_path / "torch" / "distributed" / "run.py").write_text(late)
+    for folder in ("torch", "torch/distributed"):
+        (tmp_path / folder / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    steps = list(made.train(tmp_path, 2, 75, 8, kill=True))
+    assert [step.number for step in steps[:2]] == [90, 91]
+    assert len(steps) < 10**5

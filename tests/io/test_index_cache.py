@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import subprocess
 import sys
@@ -291,6 +292,31 @@ def wait_for_lock(pid: int) -> bool:
                 return True
         pause.wait(0.01)
     return False
+
+
+def test_a_process_that_was_forked_meanwhile_keeps_no_lock(source: Path, cache_home: Path) -> None:
+    """As a DataLoader's worker is, by another thread: it has the lock file open for as long as it lives."""
+    read, write = os.pipe()
+    children: list[int] = []
+
+    def build() -> np.ndarray:
+        children.append(os.fork())
+        if not children[0]:
+            os.close(write)
+            os.read(read, 1)
+            os._exit(0)
+        raise ValueError("no rows")
+
+    try:
+        with pytest.raises(ValueError, match="no rows"):
+            get(source, build)
+        (file,) = cache_home.rglob("*.lock")
+        with file.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(read)
+        os.close(write)
+        os.waitpid(children[0], 0)
 
 
 def test_nobody_waits_for_ever(source: Path, cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def _turn(folders: Iterator[str], entry: str) -> Iterator[str]:
             with suppress(OSError):
                 os.unlink(f"{file}.lock")
         finally:
-            os.close(lock)
+            _unlock(lock)
         return
     yield ""
 
@@ -103,6 +103,15 @@ def _lock(file: int) -> None:
             pause_s = min(2 * pause_s, 0.25)
         except OSError:  # a file system without locks
             return
+
+
+def _unlock(file: int) -> None:
+    """Unlocks and closes it: a process that was forked meanwhile has it too, and would keep the lock while it lives."""
+    with suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_UN)
+    os.close(file)
 
 
 def _entry_name(kind: str, path: str, stamp: tuple[int, int, int]) -> str:
