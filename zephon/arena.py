@@ -92,7 +92,7 @@ def affordable_slots(least: int, workers: int) -> int:
         raise ConfigError(
             f"{workers} workers and {least} batches in flight need {engine} open files in the engine's "
             f"process and {here} in this one, but {hard or 'any number'} there and {soft} here are allowed "
-            "(RLIMIT_NOFILE); lower parallelism or prefetch_batches, or raise the limit (ulimit -n)"
+            "(RLIMIT_NOFILE); lower parallelism, prefetch_batches or to_device's depth, or raise the limit (ulimit -n)"
         )
     return most
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,3 +88,39 @@ def test_a_url_of_nothing() -> None:
     pytest.importorskip("obstore")
     with pytest.raises(ConfigError, match=r"aggregate_dir: cloud://bucket/job cannot be used: .*Unable to recognise"):
         open_board("cloud://bucket", "job")
+
+
+def test_a_message_that_is_replaced_on_nfs_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server has let go of the file that this client has just opened."""
+    board = open_board(str(tmp_path), "job")
+    board.write("call", b"1")
+    number = errno.ESTALE
+
+    def read(path: Path) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    assert board.read("call") is None  # the next look finds the new one
+    number = errno.EIO
+    with pytest.raises(CheckpointError, match=r"cannot be reached: OSError: .*Input/output error"):
+        board.read("call")
+
+
+def test_a_full_disk_keeps_no_part_of_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = open_board(str(tmp_path), "job")
+
+    def write(path: Path, message: bytes) -> int:
+        path.open("wb").close()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    assert "No space left" in refused(board)
+    assert not list((tmp_path / "job").iterdir())
+
+
+@pytest.mark.parametrize("name", ["../x", "/abs", "a/../b", ".", "a//b", "job/"])
+def test_a_job_stays_in_the_folder(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run_id='.*': a name is wanted, which is a folder below aggregate_dir"):
+        open_board(str(tmp_path), name)
+    open_board(str(tmp_path), "team/job-17").write("call", b"1")
+    assert (tmp_path / "team" / "job-17" / "call").exists()

@@ -81,7 +81,7 @@ def test_too_few_descriptors_are_one_error_with_sizes(number: int, workers: int,
     assert status == 7, out
     wanted = rf"ConfigError after 0: {workers} workers and 5 batches in flight need \d+ open files .*but {number} there"
     assert re.match(wanted, out), out
-    assert "lower parallelism or prefetch_batches, or raise the limit (ulimit -n)" in out
+    assert "lower parallelism, prefetch_batches or to_device's depth, or raise the limit (ulimit -n)" in out
 
 
 @pytest.mark.parametrize("blocks", [0, 100])

@@ -32,7 +32,9 @@ class Board(Protocol):
 
 
 def open_board(where: str, name: str) -> Board:
-    """The board `name` in a folder, or under a URL such as s3://bucket/prefix. Raises ConfigError."""
+    """The board `name`, a job's, in a folder, or under a URL such as s3://bucket/prefix. Raises ConfigError."""
+    if not {"", ".", ".."}.isdisjoint(name.split("/")):
+        raise ConfigError(f"run_id={name!r}: a name is wanted, which is a folder below aggregate_dir")
     url = urlsplit(where)
     if len(url.scheme) < 2 or "://" not in where:
         return FolderBoard(Path(where) / name)
