@@ -46,7 +46,7 @@ def test_legs_that_cannot_be(legs: list[str]) -> None:
     """Steps that do not rise would leave a leg that is never killed."""
     made = example("elastic_demo")
     assert made.legs_of(["1:0", "24:7"]) == [(1, 0), (24, 7)]
-    with pytest.raises(ValueError, match="unpack|invalid literal|cannot be"):
+    with pytest.raises(ValueError, match=r"unpack|invalid literal|cannot be"):
         made.legs_of(legs)
 
 

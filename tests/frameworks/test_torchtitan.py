@@ -85,9 +85,19 @@ def test_ranks_that_do_not_divide_the_lanes() -> None:
 
 def test_a_field_that_is_not_there() -> None:
     loader = TitanDataLoader(line(2), dp_world_size=1, dp_rank=0)
-    with pytest.raises(zp.errors.ConfigError, match=r"field 'input_ids', and the batch has id: .*to_training"):
+    with pytest.raises(
+        zp.errors.ConfigError, match=r"field 'input_ids' as a tensor, and the batch has id: .*to_training"
+    ):
         next(iter(loader))
     loader.pipeline.close()
+
+
+def test_a_field_that_is_a_list() -> None:
+    """Rows of unequal length are one, and nothing could move it to a device."""
+    dataset = zp.Dataset.from_list("toy", [{"input_ids": list(range(i)), "labels": i} for i in range(8)])
+    pipeline = zp.Pipeline(zp.StaticMixture(dataset, seed=1)).batch(2).options(runner="inline")
+    with pytest.raises(zp.errors.ConfigError, match=r"'input_ids' as a tensor, and the batch has a list there: .*"):
+        next(iter(TitanDataLoader(pipeline, dp_world_size=1, dp_rank=0)))
 
 
 @pytest.mark.law("L2")

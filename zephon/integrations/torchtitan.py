@@ -42,13 +42,14 @@ class TitanDataLoader:
         self._inputs, self._labels = dict(inputs), labels
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Any]]:
-        """One pass. Raises ConfigError where ranks would have unequal numbers of batches, or a field is missing."""
+        """One pass. Raises ConfigError where ranks would have unequal numbers of batches, or a field is missing or a list."""
         self._check_lanes()
         for batch in self.pipeline:
             for field in (*self._inputs.values(), self._labels):
-                if field not in batch:
+                if field not in batch or isinstance(batch[field], list):
+                    has = f"the batch has {', '.join(batch)}" if field not in batch else "the batch has a list there"
                     raise ConfigError(
-                        f"TorchTitan wants the field {field!r}, and the batch has {', '.join(batch)}: "
+                        f"TorchTitan wants the field {field!r} as a tensor, and {has}: "
                         "end the pipeline with .batch(n).to_training(), or name other fields in inputs= and labels="
                     )
             yield {name: batch[field] for name, field in self._inputs.items()}, batch[self._labels]
