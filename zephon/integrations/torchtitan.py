@@ -42,7 +42,7 @@ class TitanDataLoader:
         self._inputs, self._labels = dict(inputs), labels
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Any]]:
-        """One pass. Raises ConfigError where ranks have unequal numbers of batches, or a field is missing or no tensor."""
+        """One pass. Raises ConfigError where ranks have unequal numbers of batches, or a field is no tensor."""
         self._check_lanes()
         for batch in self.pipeline:
             for field in (*self._inputs.values(), self._labels):
