@@ -29,6 +29,14 @@ def test_an_unknown_name_is_an_error_with_the_nearest(wrong: str, near: str) -> 
         pipeline(3).options(**{wrong: 1})
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"), [("batch_size", r"\.batch\(size\)"), ("timeout_s", r"checkpoint\(timeout_s")]
+)
+def test_what_is_no_option_is_said_to_be_elsewhere(wrong: str, words: str) -> None:
+    with pytest.raises(zp.errors.ConfigError, match=words):
+        pipeline(3).options(**{wrong: 1})
+
+
 def test_a_name_near_nothing_lists_what_there_is() -> None:
     with pytest.raises(ValueError, match=r"'zzz'.*canonical_replicas.*runner"):
         pipeline(3).options(zzz=1)

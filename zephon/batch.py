@@ -65,7 +65,8 @@ class Batch(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}: {_shape(value)}" for name, value in self.items())
-        return f"Batch(lane_id={self.lane_id}, step={self.step}, pass_index={self.pass_index}, {{{fields}}})"
+        pad = "padding, " if self.padding else ""
+        return f"Batch({pad}lane_id={self.lane_id}, step={self.step}, pass_index={self.pass_index}, {{{fields}}})"
 
     @property
     def origins(self) -> list[list[tuple[str, str, int, tuple[int, ...]]]]:

@@ -8,6 +8,7 @@ result that repeats theirs. So a round that crashed, or timed out for some, does
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sys
 import threading
@@ -126,9 +127,29 @@ def _owned(own: Callable[[], dict[str, Any]], lanes: list[int]) -> dict[str, Any
 
 
 def initialised() -> Any:
-    """The module torch.distributed where it is initialised, else None. Never imports torch."""
+    """The module torch.distributed where it is initialised in this process, else None. Never imports torch.
+
+    A fork, as a DataLoader's worker is one, has its parent's connections: what it sent there would mix with theirs.
+    """
     found = sys.modules.get("torch.distributed")
-    return found if found is not None and found.is_available() and found.is_initialized() else None
+    if found is None or not found.is_available() or not found.is_initialized():
+        return None
+    return None if _store_of(found) in _FORKED else found
+
+
+_FORKED: list[Any] = []
+"""The store of torch.distributed that this process inherited by a fork."""
+
+
+def _store_of(distributed: Any) -> Any:
+    return distributed.distributed_c10d._get_default_store()
+
+
+def _note_fork() -> None:
+    _FORKED[:] = [_store_of(found)] if (found := initialised()) is not None else _FORKED
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def _torch_rounds(distributed: Any, group: Any) -> Rounds:

@@ -33,6 +33,9 @@ def find_identity() -> Identity | None:
     return Identity(int(size), int(rank), "the environment (RANK, WORLD_SIZE)")
 
 
+_NOT_DATA = {"tp", "pp", "cp", "sp", "tensor", "pipeline", "context", "sequence"}  # usual names of dimensions
+
+
 def mesh_options(mesh: Any) -> dict[str, Any]:
     """dp_degree, dp_group_id and agree_ranks of this rank in a torch DeviceMesh of the data-parallel dimensions.
 
@@ -44,6 +47,11 @@ def mesh_options(mesh: Any) -> dict[str, Any]:
         raise ConfigError(
             f"mesh={mesh!r}: a torch DeviceMesh of the data-parallel dimensions is wanted, as device_mesh['dp']"
         ) from None
+    if wrong := sorted(_NOT_DATA & {*(getattr(mesh, "mesh_dim_names", None) or ())}):
+        raise ConfigError(
+            f"mesh={mesh!r} has the dimensions {wrong}, whose ranks are to get the same batches; give the part that is "
+            "data-parallel alone, as device_mesh['dp']"
+        )
     if coordinate is None:
         raise ConfigError("this rank is not in the mesh; build the pipeline on the ranks of the mesh alone")
     group = 0

@@ -161,8 +161,18 @@ _KNOWN_ELSEWHERE = {
 }
 
 
+# What is said elsewhere than in options.
+_NO_OPTIONS = {
+    "timeout_s": "it is an argument: checkpoint(timeout_s=...)",
+    "batch_size": "it is a step of the pipeline: .batch(size)",
+    "drop_last": "it is .batch(size, drop_last=True) of samples, and last_step='drop' of steps that not all lanes have",
+    "seed": "it belongs to the source: StaticMixture(..., seed=...)",
+    "shuffle": "it is .shuffle(buffer_size), and StaticMixture(..., shuffle=...)",
+}
+
+
 def _unknown(name: str) -> ConfigError:
-    remedy = f"did you mean {_KNOWN_ELSEWHERE[name]!r}?" if name in _KNOWN_ELSEWHERE else ""
+    remedy = f"did you mean {_KNOWN_ELSEWHERE[name]!r}?" if name in _KNOWN_ELSEWHERE else _NO_OPTIONS.get(name, "")
     return ConfigError(f"unknown option {name!r}; {remedy or nearest(name, sorted(_GROUP_OF), 'the options are')}")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from zephon.batch import Batch
 from zephon.checkpoint.restore import Allowed
@@ -21,6 +22,8 @@ from zephon.work.source import WorkSource
 if TYPE_CHECKING:
     from zephon.device.loader import DeviceLoader
     from zephon.torch_loader import TorchDataset
+
+log = logging.getLogger("zephon")
 
 
 class Pipeline(Declared):
@@ -39,6 +42,8 @@ class Pipeline(Declared):
             )
         self._definition = Definition(source, (), {}, Options())
         self._opened: Session | None = None
+        self._lent = ""
+        """What iterates in its place, if that was made of it."""
         self._inherited: tuple[Any, Allowed | None] = (None, None)
 
     def _derive(self, **changes: Any) -> Self:
@@ -46,7 +51,7 @@ class Pipeline(Declared):
         new = copy.copy(self)
         fields = {name: getattr(self._definition, name) for name in Definition.__struct_fields__}
         new._definition = Definition(**{**fields, **changes})
-        new._opened = None
+        new._opened, new._lent = None, ""
         if self._opened is not None and self._opened.loaded is not None:
             new._inherited = (self._opened.loaded, self._opened.allow)
         return new
@@ -80,7 +85,9 @@ class Pipeline(Declared):
         from zephon.device.copies import copies_to
         from zephon.device.loader import DeviceLoader
 
-        return DeviceLoader(self._derive(), copies_to(device), depth)
+        loader = DeviceLoader(self._derive(), copies_to(device), depth)
+        self._lent = "the loader of to_device()"
+        return loader
 
     # -- using ---------------------------------------------------------------------------------------------------
 
@@ -100,6 +107,12 @@ class Pipeline(Declared):
         endless and there is no `steps_per_pass`.
         """
         return self._session.num_batches()
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Batches come in order. Raises TypeError: torch's DataLoader takes anything with a length for a table."""
+        raise TypeError(
+            "a pipeline has no batch number so and so: iterate; torch's DataLoader takes pipeline.to_torch()"
+        )
 
     def __bool__(self) -> bool:
         """A pipeline is true, however many batches it gives."""
@@ -151,6 +164,8 @@ class Pipeline(Declared):
         Holds the owned lanes; before the first batch all lanes, at their beginning. `zephon.merge_states` joins those
         of several groups.
         """
+        if self._lent and after is None and not self._session.started:
+            log.warning("%s reads on its own: ask it for the state; this pipeline is where it began", self._lent)
         return self._session.state(None if after is None else self._session.places(after))
 
     def load_state_dict(self, state: Mapping[str, Any], allow: Iterable[str] = ()) -> None:
@@ -184,6 +199,7 @@ class Pipeline(Declared):
             raise ConfigError("to_torch() needs torch: pip install zephon[torch]")
         from zephon.torch_loader.dataset import Origin, TorchDataset
 
+        self._lent = "the dataset of to_torch()"
         return TorchDataset(Origin.of(self._definition, self._session))
 
     def _end_iterator(self, reason: str) -> None:

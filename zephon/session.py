@@ -107,7 +107,7 @@ class Session:
         self.before_step: tuple[dict[int, LaneState], dict[int, LaneState]] | None = None
         """(`current`, what it was before the step whose list the user does not have yet)."""
         self._most_turns = self._most_advanced()
-        self._started = False
+        self.started = False
         self._endings: dict[int, Ending | None] = {}
         self._pass_index = min(self._most_turns, default=0)  # of the run: other groups may not have ended it
         self.exchange = Exchange(self.resolved.topology, definition.options.topology)
@@ -157,7 +157,8 @@ class Session:
         if missing:
             raise CheckpointError(
                 f"the state lacks lanes {missing} that this group owns (it holds {sorted(self.loaded.lanes)}); "
-                "load what zephon.merge_states made of the states of all groups"
+                "load what zephon.merge_states made of the states of all groups; where torch's distributed checkpoint "
+                "loads, it asks the new pipeline which lanes there are: set canonical_replicas there too"
             )
         fitted = self._fitted(self.loaded)
         return {lane: fitted[lane] for lane in lanes}
@@ -192,9 +193,9 @@ class Session:
             raise ConfigError("output='torch' needs torch: pip install zephon[torch], or leave output='numpy'")
         self._check_ends()
         self.end_iterator("a newer iterator of the same pipeline took its place")
-        if self._started and self.current != self.start:
+        if self.started and self.current != self.start:
             log.warning("iterating again from the pipeline's start; to go on where you were, load the state")
-        self._started = True
+        self.started = True
         self.current = dict(self.start)
         iterator = BatchIterator(self, reader)
         self._iterator = weakref.ref(iterator)
@@ -205,6 +206,11 @@ class Session:
         """The pass of the next iterator: the first of the owned lanes'; where groups end together, of all lanes'."""
         own = min((place.pass_index for place in self.start.values()), default=0)
         return own if self.ending(own) is None else min(own, self._pass_index)
+
+    def begin_at(self, start: Mapping[int, LaneState], pass_index: int) -> None:
+        """Makes these places of the owned lanes the start of the next iterator, which is in this pass."""
+        self.start = {lane: start[lane] for lane in self.resolved.topology.lanes}
+        self._pass_index = pass_index
 
     def _places(self) -> dict[int, LaneState]:
         """Where lanes of the run stand, as far as this process knows."""
@@ -229,7 +235,7 @@ class Session:
         number, data, groups = self.pass_index, self.definition.options.data, self.resolved.topology.num_groups
         found = self.ending(number)
         if found is None:
-            if groups > 1 and not self._started and initialised() is not None and may_end_apart(*self._pass(number)):
+            if groups > 1 and not self.started and initialised() is not None and may_end_apart(*self._pass(number)):
                 log.warning("%s", APART)
         elif found.steps is None:
             if self._agreement() is None:
@@ -265,7 +271,10 @@ class Session:
         data, limit = self.definition.options.data, self.definition.limit
         found = batches_of_group(*self._pass(self.pass_index), data, self.resolved.topology.lanes)
         if isinstance(found, Unknown):
-            raise TypeError(f"the batches of a pass cannot be counted in advance: {found.why}")
+            raise TypeError(
+                f"the batches of a pass cannot be counted in advance: {found.why}; for torch's DataLoader, which may "
+                "have asked, there is pipeline.to_torch()"
+            )
         return found if limit is None else min(found, limit)
 
     def end_iterator(self, reason: str) -> None:
@@ -335,7 +344,7 @@ class Session:
 
     def places(self, after: Batch) -> Mapping[int, LaneState]:
         """Where the owned lanes stood behind a batch."""
-        owner, places = after._progress or (None, ())
+        owner, places = getattr(after, "_progress", None) or (None, ())
         if owner is not self:
             raise CheckpointError("state_dict(after=batch): the batch did not come from this pipeline object")
         return dict(zip(self.start, places, strict=True))
@@ -352,7 +361,7 @@ class Session:
         """The state behind the last delivered batch, or at `places` of the owned lanes."""
         self.check_state()
         lanes = self._delivered if places is None else places
-        if not self._started and self.loaded is None:  # then every lane of the run is at its beginning
+        if not self.started and self.loaded is None:  # then every lane of the run is at its beginning
             lanes = dict.fromkeys(range(self.resolved.topology.num_lanes), next(iter(lanes.values())))
         return write_state(self.state_of(lanes))
 

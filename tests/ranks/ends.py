@@ -155,3 +155,20 @@ def nothing_to_meet_at(rank: int, world: int, folder: str) -> list[str]:
         except zp.errors.ConfigError as error:
             errors.append(str(error))
     return [f"{counted} {given}", *errors]
+
+
+def forked(rank: int, world: int, folder: str) -> dict[str, Any]:
+    """Lanes that nobody can count, in forked workers of a DataLoader: the trainer's connections are not theirs."""
+    dist = begin(rank, world, folder)
+    from torch.utils.data import DataLoader
+
+    pipeline = ending(12, "drop", is_counted=False, lanes=4)
+    found: dict[str, Any] = {"error": None}
+    try:
+        list(DataLoader(pipeline.to_torch(), batch_size=None, num_workers=1, multiprocessing_context="fork"))
+    except zp.errors.ConfigError as error:
+        found["error"] = str(error)
+    found["here"] = told(DataLoader(pipeline.to_torch(), batch_size=None))
+    found["plain"] = told(pipeline)
+    dist.destroy_process_group()
+    return found

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 import zephon as zp
-from tests.ranks.ends import case_a11, mesh_peers  # noqa: F401
+from tests.ranks.ends import case_a11, forked, mesh_peers  # noqa: F401
 
 
 def line(lanes: int, **options: Any) -> zp.Pipeline:

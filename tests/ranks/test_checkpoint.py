@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import zephon as zp
@@ -126,5 +128,8 @@ def test_what_cannot_be() -> None:
         line(2).checkpoint(group=object())
     with pytest.raises(zp.errors.ConfigError, match="a torch DeviceMesh"):
         line(2, mesh="dp")
+    whole = SimpleNamespace(mesh=np.zeros((2, 2)), get_coordinate=lambda: [0, 1], mesh_dim_names=("dp", "tp"))
+    with pytest.raises(zp.errors.ConfigError, match=r"has the dimensions \['tp'\]"):
+        line(2, mesh=whole)
     alone = line(2, dp_degree=1)
     assert alone.checkpoint() == alone.state_dict()

@@ -88,3 +88,11 @@ def test_without_a_way_between_ranks(tmp_path: Path) -> None:
         assert "lane 1 has 2 in a pass" in found[2]
     with pytest.raises(zp.errors.ConfigError, match="there is nothing to read"):
         ends.ending(0, "pad", True)
+
+
+def test_forked_workers_do_not_agree_on_the_trainers_connections(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    for rank in launch("forked", 2, tmp_path):
+        assert "there is no torch.distributed here" in rank["error"]
+        assert "steps_per_pass" in rank["error"]
+        assert rank["here"] == rank["plain"] != []

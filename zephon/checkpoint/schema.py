@@ -153,6 +153,11 @@ def read_state(plain: Mapping[str, Any]) -> State:
     """The typed state. Raises CheckpointError for anything that `write_state` did not make."""
     if not isinstance(plain, Mapping):
         raise CheckpointError(f"a state is a mapping made by state_dict(), not {type(plain).__name__}")
+    if "_snapshot" in plain or "_main_snapshot" in plain:
+        raise CheckpointError(
+            "this is a state of torchdata's StatefulDataLoader; load what zephon.torch_loader.pipeline_state(state) "
+            "makes of it"
+        )
     if plain.get("format") != FORMAT:
         raise CheckpointError("this is not a state of Zephon: its field 'format' is missing or another")
     if plain.get("schema") != SCHEMA:

@@ -40,6 +40,11 @@ class TorchBatch(dict[str, Any]):
         self.lane_id, self.step, self.pass_index, self.num_samples = lane_id, step, pass_index, num_samples
         self._place = place
 
+    @property
+    def padding(self) -> bool:
+        """Whether it fills a place of a lane that has ended: see `zephon.Batch.padding`."""
+        return self.num_samples == 0
+
     @classmethod
     def of(cls, batch: Batch, place: Place) -> TorchBatch:
         """A pipeline's batch; its tensors share the memory."""

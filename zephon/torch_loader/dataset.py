@@ -140,7 +140,7 @@ class TorchDataset(IterableDataset[TorchBatch]):
             return self._idle(worker, pass_index)
         share = (worker.number + first_share(self._lanes, places, pass_index, active)) % active
         session = Session(self._definition_of(worker, active), topology=self._topology_of(share, active))
-        session.start = {lane: places[lane] for lane in session.resolved.topology.lanes}
+        session.begin_at(places, pass_index)
         return self._iterator(worker, Part(pass_index, share, active), session, places)
 
     def _go_on(self, worker: Worker, state: Mapping[str, Any], part: Part) -> ShareIterator:
@@ -218,6 +218,10 @@ class TorchDataset(IterableDataset[TorchBatch]):
                 "after torch.distributed.init_process_group, on the rank that uses it"
             )
 
+    def __len__(self) -> int:
+        """Batches of this rank in a whole pass: see `Pipeline.__len__`. Raises TypeError where that is not known."""
+        return self._of_all_lanes().num_batches()
+
     def _end_iterator(self, reason: str, tell: bool = False) -> None:
         iterator = self._live() if self._live is not None else None
         if iterator is not None:
@@ -263,10 +267,15 @@ class TorchDataset(IterableDataset[TorchBatch]):
 
     def _written(self, lanes: dict[int, LaneState]) -> dict[str, Any]:
         """The pipeline's state with these lanes."""
+        session = self._of_all_lanes()
+        session.check_state()
+        return write_state(session.state_of(lanes))
+
+    def _of_all_lanes(self) -> Session:
+        """A session that is only asked, and does not run."""
         if self._whole is None:
             self._whole = Session(self._origin.definition, topology=self._origin.topology)
-        self._whole.check_state()
-        return write_state(self._whole.state_of(lanes))
+        return self._whole
 
     def load_state_dict(self, state: Mapping[str, Any], allow: Iterable[str] = ()) -> None:
         """Makes a pipeline's state, or one of this dataset, the start of the next iteration, for all workers.
