@@ -51,11 +51,11 @@ def main() -> None:
         step, part = batches[0].step, 0.0
         if step >= args.steps:
             break
-        num_tokens = torch.tensor(sum(int(batch["loss_mask"].sum()) for batch in batches))
+        num_tokens = torch.tensor(sum(int(batch["loss_mask"].sum()) for batch in batches if not batch.padding))
         num_tokens = accelerator.reduce(num_tokens, reduction="sum")
         for batch in batches:
             with nullcontext() if batch is batches[-1] else accelerator.no_sync(model):
-                loss = summed_loss(model, batch) / num_tokens
+                loss = summed_loss(model, batch) * (not batch.padding) / num_tokens
                 accelerator.backward(loss * accelerator.num_processes)  # gradients are averaged over processes
             part += loss.item()
         optimizer.step()

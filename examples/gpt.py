@@ -128,13 +128,13 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list
     Ranks may have different numbers of batches (24 lanes on 5 ranks: 5, 5, 5, 5, 4), so every loss is divided by the
     tokens of all ranks, and multiplied by the ranks, as DDP and FSDP divide by them when they join the gradients.
     """
-    num_tokens = torch.tensor(sum(int(batch["loss_mask"].sum()) for batch in batches))
+    num_tokens = torch.tensor(sum(int(batch["loss_mask"].sum()) for batch in batches if not batch.padding))
     dist.all_reduce(num_tokens)
     turns, part = torch.tensor(len(batches)), 0.0
     if not isinstance(model, DistributedDataParallel):  # FSDP gathers weights in every pass: all make equally many,
         dist.all_reduce(turns, dist.ReduceOp.MAX)  # with weight 0 where a rank has no batch left
     for turn in range(int(turns)):
-        weight = 1.0 if turn < len(batches) else 0.0
+        weight = 1.0 if turn < len(batches) and not batches[turn].padding else 0.0
         with gradients_meet(model, now=turn == turns - 1):
             loss = summed_loss(model, batches[min(turn, len(batches) - 1)]) * weight / num_tokens
             (loss * dist.get_world_size()).backward()
