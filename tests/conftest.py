@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, settings
 PATIENCE_S = 2.0  # how long a thread or process that was told to end may take (law L8 for close())
 SHARED = Path("/dev/shm")
 
-EXAMPLES = 120  # of a property in the short suite
+EXAMPLES = 80  # of a property in the short suite
 _BASE = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", _BASE, max_examples=EXAMPLES, derandomize=True)
 settings.register_profile("fuzz", _BASE, max_examples=EXAMPLES, derandomize=True, phases=[Phase.generate])

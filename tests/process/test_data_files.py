@@ -13,7 +13,7 @@ import pytest
 
 import zephon as zp
 
-from .helpers import ids, line, to_the_error
+from .helpers import ids, line, slow, to_the_error
 
 ROWS = 3000
 
@@ -39,6 +39,9 @@ SAYS = {
 }
 
 
+HOW = [("raise", "rows.jsonl"), ("skip", "rows.parquet"), slow("raise", "rows.parquet"), slow("skip", "rows.jsonl")]
+
+
 def write(path: Path) -> None:
     records: list[dict[str, Any]] = [{"id": i} for i in range(ROWS)]
     if path.suffix == ".jsonl":
@@ -48,8 +51,7 @@ def write(path: Path) -> None:
         parquet.write_table(arrow.Table.from_pylist(records), path, row_group_size=64)
 
 
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+@pytest.mark.parametrize(("on_error", "name"), HOW)
 @pytest.mark.parametrize("harm", HARM)
 def test_a_file_that_is_harmed_while_it_is_read(
     harm: str, name: str, on_error: Literal["raise", "skip"], tmp_path: Path

@@ -264,7 +264,9 @@ def test_the_state_afterwards_goes_on_at_that_record(options: dict[str, Any], ma
             assert found + digests(mended) == wanted
 
 
-@pytest.mark.parametrize("make", [lambda: ValueError("bad"), lambda: SystemExit(0), StopIteration, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "make", [lambda: ValueError("bad"), slow(lambda: SystemExit(0)), StopIteration, slow(KeyboardInterrupt)]
+)
 @pytest.mark.parametrize("hook", ["measure", "open", "push", "flush", "group_length", "build"])
 def test_every_hook_of_an_own_accumulator(hook: str, make: Make) -> None:
     """Accumulators run in the engine, and what they build in the next stage or in the engine."""

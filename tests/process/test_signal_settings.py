@@ -74,7 +74,7 @@ def told(script: Script, numbers: tuple[int, ...]) -> None:
     is_clean(errors)
 
 
-@pytest.mark.parametrize("threads", [False, True], ids=["forked", "anew"])
+@pytest.mark.parametrize("threads", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["forked", "anew"])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_what_a_module_sets_at_import(setting: str, threads: bool, tmp_path: Path) -> None:
     (tmp_path / "setting.py").write_text(MODULE.format(setting=SETTINGS[setting], threads=threads))
