@@ -368,6 +368,7 @@ def test_what_a_death_changes_is_found(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the process runner needs Linux")
+@pytest.mark.slow  # tests/cli/test_cli.py has a short one
 def test_sound_pipelines_while_workers_die() -> None:
     """Every configuration of the process runner, and a restart onto other groups; several deaths in each."""
     checks = verify(pipelines.packed(), topologies=[2], runners=["process"], deaths=True, batches=24)
