@@ -127,11 +127,9 @@ def test_who_closes_it_in_the_middle_of_a_step() -> None:
 
     def close() -> None:
         wait_until(waits.is_set)
-        wait_until(lambda: pipeline._session.current != before)  # some batches of the step are there
         pipeline.close()
         gate.set()
 
-    before = dict(pipeline._session.current)
     closer = threading.Thread(target=close)
     closer.start()
     with pytest.raises(Closed):
