@@ -78,17 +78,13 @@ class Slice:
 
 
 class Task:
-    """The unit handed to a worker: slices of one or more lanes, numbered densely within a stage.
+    """The unit handed to a worker: slices of one or more lanes, numbered densely within a stage."""
 
-    `places`: where large arrays of its records may be written at once; see `ipc/in_slots.py`.
-    """
-
-    __slots__ = ("num_records", "places", "seq", "slices")
+    __slots__ = ("num_records", "seq", "slices")
 
     def __init__(self, seq: int, slices: list[Slice]) -> None:
         self.seq, self.slices = seq, slices
         self.num_records = sum(map(len, slices))
-        self.places: Any = None
 
 
 class Out:

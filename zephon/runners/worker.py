@@ -21,7 +21,7 @@ from zephon.runners import interpreter, signals, stacks
 from zephon.runners.ahead import Ahead
 from zephon.runners.execute import StageWork
 from zephon.runners.whereabouts import FETCH, RESULT, Whereabouts
-from zephon.runners.wire import read_task, write_report, write_result
+from zephon.runners.wire import Notes, read_task, write_report, write_result
 
 WAIT_S = 60.0  # how often an idle worker wakes to see whether its parent is still there
 
@@ -49,21 +49,21 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
         _check_wakes(tasks, results)
         results.send_waiting(write_report("ready"), alive)
         inbox, ahead, slots = _Inbox(tasks, results.area, alive), Ahead(work), SlotWriter()
-        following: Task | None = None
+        following: tuple[Task, Notes] | None = None
         while True:
-            task = following or inbox.wait()
+            task, notes = following or inbox.wait()
             where.begin()
             where.enter(FETCH)
             loaded, fetch_s = ahead.rows(task, where.record)
             following = inbox.poll() if ahead.useful else None
-            if following is not None and not inbox.alone:
-                ahead.begin(following)
+            if following is not None and not following[1].alone:
+                ahead.begin(following[0])
             outs, seconds = work.run(task, where, loaded)
             stray.leave()
             seconds["fetch"] += fetch_s
             where.enter(RESULT)
             blame = lambda number, index, problem, task=task: work.refuse(task, number, index, problem)  # noqa: E731
-            put = partial(slots.put, places=task.places)
+            put = partial(slots.put, places=notes.places)
             message_of_result = write_result(outs, seconds, blame, work.max_record_bytes, put)
             where.leave()
             results.send_waiting(message_of_result, alive)
@@ -82,33 +82,29 @@ def serve(work: StageWork, tasks: Receiver, results: Sender, where: Whereabouts,
 
 
 class _Inbox:
-    """The tasks of a worker, in order."""
+    """The tasks of a worker, in order, each with what its message says beside it."""
 
     def __init__(self, tasks: Receiver, area: Area | None, alive: Callable[[], None]) -> None:
         self._tasks, self._area, self._alive = tasks, area, alive
-        self.alone = False
-        """Whether the last task is to be worked on alone; see `Notes`."""
 
-    def poll(self) -> Task | None:
+    def poll(self) -> tuple[Task, Notes] | None:
         """The next task, where it is there."""
         message = self._tasks.receive()
         if message is None:
             return None
         task, notes = read_task(message)
-        task.places = notes.places
-        self.alone = notes.alone
         if self._area is not None:
             if notes.held:
                 self._area.occupy(list(notes.held))
             self._area.give_back(list(notes.freed))
-        return task
+        return task, notes
 
-    def wait(self) -> Task:
+    def wait(self) -> tuple[Task, Notes]:
         """The next task."""
-        while (task := self.poll()) is None:
+        while (found := self.poll()) is None:
             self._tasks.data.wait(WAIT_S)
             self._alive()
-        return task
+        return found
 
 
 def _check_wakes(tasks: Receiver, results: Sender) -> None:
