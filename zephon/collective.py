@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 from zephon.checkpoint.merge import join_states
 from zephon.errors import CheckpointError, ConfigError, describe
+from zephon.identity import torch_distributed
 from zephon.io.board import Board, open_board
 from zephon.options import TopologyOptions
 from zephon.plan.lanes import Topology
@@ -127,18 +127,16 @@ def _owned(own: Callable[[], dict[str, Any]], lanes: list[int]) -> dict[str, Any
 
 
 def initialised() -> Any:
-    """The module torch.distributed where it is initialised in this process, else None. Never imports torch.
+    """The module torch.distributed where it is initialised in this process, else None.
 
     A fork, as a DataLoader's worker is one, has its parent's connections: what it sent there would mix with theirs.
     """
-    found = sys.modules.get("torch.distributed")
-    if found is None or not found.is_available() or not found.is_initialized():
-        return None
-    return None if _store_of(found) in _FORKED else found
+    found = torch_distributed()
+    return found if found is not None and _store_of(found) not in _FORKED else None
 
 
 _FORKED: list[Any] = []
-"""The store of torch.distributed that this process inherited by a fork."""
+"""The stores of torch.distributed that this process inherited by a fork."""
 
 
 def _store_of(distributed: Any) -> Any:
@@ -146,10 +144,12 @@ def _store_of(distributed: Any) -> Any:
 
 
 def _note_fork() -> None:
-    _FORKED[:] = [_store_of(found)] if (found := initialised()) is not None else _FORKED
+    if (found := initialised()) is not None:
+        _FORKED.append(_store_of(found))
 
 
-os.register_at_fork(after_in_child=_note_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no forks
+    os.register_at_fork(after_in_child=_note_fork)
 
 
 def _torch_rounds(distributed: Any, group: Any) -> Rounds:

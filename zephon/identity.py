@@ -12,13 +12,18 @@ from zephon.limits import cpu_limit
 from zephon.plan.lanes import Identity
 
 
-def find_identity() -> Identity | None:
-    """torch.distributed where it is initialised, else torchrun's RANK and WORLD_SIZE, else None.
+def torch_distributed() -> Any:
+    """The module torch.distributed where it is initialised, here or in the process that this one is a fork of.
 
-    torch is never imported for this: where it is not loaded, it cannot be initialised.
+    None else. torch is never imported for this: where it is not loaded, it cannot be initialised.
     """
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    found = sys.modules.get("torch.distributed")
+    return found if found is not None and found.is_available() and found.is_initialized() else None
+
+
+def find_identity() -> Identity | None:
+    """torch.distributed where it is initialised, else torchrun's RANK and WORLD_SIZE, else None."""
+    if (distributed := torch_distributed()) is not None:
         return Identity(distributed.get_world_size(), distributed.get_rank(), "torch.distributed")
     size, rank = os.environ.get("WORLD_SIZE"), os.environ.get("RANK")
     if size is None and rank is None:
