@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,11 @@ import torch
 import zephon as zp
 from tests.process.functions import Full
 from tests.process.helpers import line
+from tests.slots import slot
 from zephon.arena import Slot, SlotView, write_fields
 from zephon.ipc.area import Lease
+
+__all__ = ["slot"]  # a fixture
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "tensor": lambda x: x,
@@ -36,14 +39,6 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
     "numpy, torch": lambda x: torch.from_dlpack(np.from_dlpack(x)),
     "autograd": lambda x: (torch.ones((), dtype=torch.float64, requires_grad=True) * x).grad_fn,
 }
-
-
-@pytest.fixture
-def slot() -> Iterator[Slot]:
-    made = Slot(1, 1 << 16)
-    yield made
-    made.bytes = np.empty(0, np.uint8)
-    made.segment.close()
 
 
 @pytest.mark.parametrize("kind", VIEWS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -15,12 +14,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.slots import slot
 from zephon import arena
 from zephon.arena import Arena, NoRoom, Slot, SlotView, most_slots, write_description, write_fields, write_origins
 from zephon.errors import ConfigError
 from zephon.ipc.area import Lease
 from zephon.ipc.columns import Blob, make_column
 from zephon.lineage import Origins
+
+__all__ = ["slot"]  # a fixture
 
 SMALL: dict[str, Any] = {
     "ARENA_BYTES": 1 << 19,
@@ -151,14 +153,6 @@ class ArenaMachine(RuleBasedStateMachine):
 
 TestArena = ArenaMachine.TestCase
 TestArena.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
-
-
-@pytest.fixture
-def slot() -> Iterator[Slot]:
-    made = Slot(1, 1 << 16)
-    yield made
-    made.bytes = np.empty(0, np.uint8)
-    made.segment.close()
 
 
 FIELDS: dict[str, Any] = {

@@ -60,6 +60,8 @@ def test_large_batches_reuse_their_slots() -> None:
     """300 batches of 2 MiB: the tree never has more than a dozen of them at once."""
     with line(2000, Full(MIB // 32), batch=8, prefetch_batches=2, task_records=4) as pipeline:
         iterator = iter(pipeline)
+        next(iterator)
+        first = tree_memory()
         for _ in islice(iterator, 40):
             continue  # areas of results, and the workers' heaps, are touched as they are needed
         before = tree_memory()
@@ -69,6 +71,7 @@ def test_large_batches_reuse_their_slots() -> None:
             if number % 20 == 0:
                 most = max(most, tree_memory())
     assert most - before < 12 * 2 * MIB + 16 * MIB
+    assert most - first < 12 * 2 * MIB + 16 * MIB + 2 * 16 * MIB  # and an area of each worker
 
 
 def test_a_trainer_that_stops_reading_holds_the_tree_back() -> None:
